@@ -1,0 +1,1 @@
+"""Measuring Paceline: workloads, baselines, comparisons and reports."""

@@ -1,0 +1,1 @@
+"""Draft models, and the process that proposes tokens with them ahead of the target."""

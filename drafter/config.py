@@ -1,0 +1,69 @@
+"""What there is to configure about a drafter."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Literal
+
+from paceline.config import Config
+from paceline.messages import MAX_SPECULATIVE_TOKENS
+
+METHODS = {
+    "ngram": "prompt lookup: continues the longest recent n-gram that occurred before; no model",
+    "draft_model": "a small causal language model with the target's vocabulary",
+}
+"""What each method is, for messages and docs."""
+
+
+class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One pool of equal drafters."""
+
+    name: str
+    """Name in logs, metrics and results; each unique."""
+    method: str
+    """One of ``METHODS``."""
+    model: str | None = None
+    """The draft: an alias, a local Hugging Face folder or a hub id; only methods with a model."""
+    device: str = "cpu"
+    """``cpu``, or ``cuda`` for a GPU (ROCm's included)."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Precision of the draft; default: the target's."""
+    replicas: int = 1
+    """Drafter processes; each request stays with one of them."""
+    num_speculative_tokens: int = 4
+    """K: tokens per proposal. 0 switches this drafter off."""
+    threads: int = 1
+    """CPU threads per replica."""
+    max_requests: int = 64
+    """Requests that one replica holds at a time; further ones run undrafted."""
+    prompt_lookup_min: int = 2
+    """``ngram``: the shortest n-gram that is looked up."""
+    prompt_lookup_max: int = 4
+    """``ngram``: the longest one; the longest match wins."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name is empty")
+        if self.method not in METHODS:
+            nearest = difflib.get_close_matches(self.method, METHODS, n=1, cutoff=0.5)
+            hint = f"did you mean '{nearest[0]}'?" if nearest else f"known are {', '.join(METHODS)}"
+            raise ValueError(f"method '{self.method}' is unknown; {hint}")
+        if self.method == "draft_model" and not self.model:
+            raise ValueError("method draft_model needs a model: an alias, a folder or a hub id")
+        if self.method == "ngram" and self.model:
+            raise ValueError(f"method ngram has no model, but model is {self.model}; leave it out")
+        if not 0 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+            raise ValueError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, it lies between 0 and "
+                f"{MAX_SPECULATIVE_TOKENS}"
+            )
+        for name in ("replicas", "threads", "max_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min is {self.prompt_lookup_min}, it lies between 1 and "
+                f"prompt_lookup_max ({self.prompt_lookup_max})"
+            )
+        if self.device != "cpu" and not self.device.startswith("cuda"):
+            raise ValueError(f"device is {self.device}; write cpu, or cuda for a GPU")

@@ -1,0 +1,72 @@
+"""The one interface of all draft methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True)
+class DraftRequest:
+    """One request as a drafter sees it. Owned by the session; methods read it only."""
+
+    tokens: list[int]
+    """All committed tokens, prompt first. Grows at its end, nothing in it ever changes."""
+    due: bool = False
+    """Whether the verifier awaits a proposal for ``len(tokens)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposal for one request."""
+
+    tokens: list[int]
+    """At most K; empty: nothing to propose."""
+    confidence: list[float] = field(default_factory=list)
+    """The draft's probability of each token; empty where the method has none."""
+
+
+class DraftModel(ABC):
+    """Drafts for many requests at a time.
+
+    The caller owns the requests and calls from one thread: ``open`` once, then ``prepare`` and
+    ``draft`` in any order and number, then ``close`` once. Committed tokens appear in
+    ``DraftRequest.tokens`` between the calls, and an implementation brings its own state in step.
+    """
+
+    vocab_size: int = 0
+    """Rows of the draft's head; 0 for a method that copies tokens from the text."""
+    tokenizer_fingerprint: str = ""
+    """Of the draft's tokenizer; "" where it has none."""
+
+    @abstractmethod
+    def open(self, request: DraftRequest) -> None:
+        """Begins to keep state for ``request``."""
+
+    @abstractmethod
+    def close(self, request: DraftRequest) -> None:
+        """Frees the state of ``request``; what was never opened is ignored."""
+
+    @abstractmethod
+    def is_ready(self, request: DraftRequest) -> bool:
+        """Returns whether ``draft`` may be called: the context is processed but for a short end."""
+
+    @abstractmethod
+    def prepare(self, request: DraftRequest) -> None:
+        """Processes one bounded piece of the context of a request that is not ready."""
+
+    @abstractmethod
+    def draft(
+        self, requests: Sequence[DraftRequest], num_tokens: int, vocab_size: int
+    ) -> list[Draft]:
+        """Drafts at most ``num_tokens`` tokens behind each ready request, in one batch.
+
+        Args:
+            requests: Ready requests.
+            num_tokens: K, at least 1.
+            vocab_size: Only tokens below it are drafted.
+
+        Returns:
+            A draft for each request, in order.
+        """

@@ -1,0 +1,138 @@
+"""A drafter's loop: listen to the verifiers, draft what is due, process what is new.
+
+One thread and no queue of its own: whatever has arrived is taken in before each draft batch, so a
+batch is always made of the newest commits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from paceline.drafter.model import Draft, DraftModel
+from paceline.drafter.session import Session
+from paceline.errors import ProtocolError
+from paceline.messages import Hello
+from paceline.transport import CurveKeys, Dealer, TransportConfig, wait_any, wake_descriptor
+
+logger = logging.getLogger("paceline.drafter")
+
+_CONNECT_RETRY = 0.1
+"""Seconds between two Hellos while the verifier is not there yet."""
+
+
+class DraftService:
+    """Serves one or more verifiers with one draft model."""
+
+    def __init__(
+        self,
+        *,
+        hello: Hello,
+        model: DraftModel,
+        addresses: Sequence[str],
+        transport: TransportConfig,
+        keys: CurveKeys | None,
+    ) -> None:
+        self._hello = hello
+        self._model = model
+        self._addresses = addresses
+        self._transport = transport
+        self._keys = keys
+        self._stopping = threading.Event()
+        self._wake: int | None = None
+
+    def run(self) -> None:
+        """Serves until ``stop``; meant to be the process's main loop.
+
+        Raises:
+            RefusedError: a verifier will not work with this drafter.
+        """
+        with ExitStack() as stack:
+            self._wake = stack.enter_context(wake_descriptor())
+            identity = f"{self._hello.drafter}/{self._hello.incarnation:x}".encode()
+            links = [
+                (
+                    stack.enter_context(
+                        Dealer(address, self._transport.high_water_mark, self._keys, identity)
+                    ),
+                    Session(
+                        hello=self._hello,
+                        model=self._model,
+                        clock=time.monotonic,
+                        silence_limit=self._transport.heartbeat_timeout_ms / 1000,
+                    ),
+                )
+                for address in self._addresses
+            ]
+            try:
+                self._loop(links, self._wake)
+            finally:
+                self._wake = None
+
+    def stop(self) -> None:
+        """Ends ``run`` soon; may be called from any thread."""
+        self._stopping.set()
+        if self._wake is not None:
+            os.eventfd_write(self._wake, 1)
+
+    def _loop(self, links: list[tuple[Dealer, Session]], wake: int) -> None:
+        next_greeting = time.monotonic()
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            if now >= next_greeting:
+                for dealer, session in links:
+                    dealer.send(session.greeting())
+                waiting = any(session.welcome is None for _, session in links)
+                pause = _CONNECT_RETRY if waiting else self._transport.heartbeat_ms / 1000
+                next_greeting = now + pause
+            busy = self._has_work(links)
+            wait_any([dealer for dealer, _ in links], wake, 0 if busy else next_greeting - now)
+            for dealer, session in links:
+                self._receive(dealer, session)
+            for dealer, session in links:
+                self._draft(dealer, session)
+            self._prepare(links)
+
+    def _receive(self, dealer: Dealer, session: Session) -> None:
+        while (message := dealer.receive()) is not None:
+            if isinstance(message, ProtocolError):
+                logger.warning("dropped a message of the verifier: %s", message)
+            elif (answer := session.take(message)) is not None:
+                dealer.send(answer)
+
+    def _has_work(self, links: list[tuple[Dealer, Session]]) -> bool:
+        return any(
+            not self._model.is_ready(request)
+            for _, session in links
+            for request in session.requests.values()
+        )
+
+    def _draft(self, dealer: Dealer, session: Session) -> None:
+        due = session.due()
+        if not due or session.welcome is None:
+            return
+        ready = [item for item in due if self._model.is_ready(item[1])]
+        # Who is not ready says so at once: the verifier need not wait for a long prefill.
+        drafts = [(handle, r, Draft([])) for handle, r in due if not self._model.is_ready(r)]
+        if drafts:
+            dealer.send(session.proposal(drafts))
+        if ready:
+            made = self._model.draft(
+                [request for _, request in ready],
+                session.welcome.num_speculative_tokens,
+                session.welcome.vocab_size,
+            )
+            drafts = [(handle, r, draft) for (handle, r), draft in zip(ready, made, strict=True)]
+            dealer.send(session.proposal(drafts))
+
+    def _prepare(self, links: list[tuple[Dealer, Session]]) -> None:
+        """Processes one piece of one request, then looks at the sockets again."""
+        for _, session in links:
+            for request in session.requests.values():
+                if not self._model.is_ready(request):
+                    self._model.prepare(request)
+                    return

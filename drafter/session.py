@@ -1,0 +1,164 @@
+"""One drafter's side of the conversation with one verifier: state and messages, no socket."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.drafter.model import Draft, DraftModel, DraftRequest
+from paceline.errors import RefusedError
+from paceline.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Commit,
+    Committed,
+    Hello,
+    Message,
+    Open,
+    Ping,
+    Pong,
+    Proposal,
+    Proposed,
+    Refuse,
+    Reopen,
+    Welcome,
+)
+
+logger = logging.getLogger("paceline.drafter")
+
+
+@dataclass(kw_only=True)
+class Session:
+    """What one verifier has told this drafter.
+
+    Attributes:
+        hello: What the drafter says of itself.
+        model: Keeps the drafting state of the session's requests.
+        clock: Seconds, monotonic.
+        silence_limit: Seconds without a word after which the verifier counts as gone.
+    """
+
+    hello: Hello
+    model: DraftModel
+    clock: Callable[[], float]
+    silence_limit: float
+    welcome: Welcome | None = None
+    last_heard: float = 0.0
+    requests: dict[int, DraftRequest] = field(default_factory=dict)
+    """By handle."""
+
+    def take(self, message: Message) -> Message | None:
+        """Takes in a message; returns the answer, if it has one.
+
+        Raises:
+            RefusedError: the verifier will not work with this drafter.
+        """
+        self.last_heard = self.clock()
+        match message:
+            case Welcome():
+                self.reset()
+                self.welcome = message
+            case Refuse():
+                raise RefusedError(message.reason)
+            case Pong():
+                if self.welcome is None:
+                    return self.hello
+                if not message.welcomed or message.incarnation != self.welcome.incarnation:
+                    logger.info("the verifier does not know this drafter (any more): saying hello")
+                    self.reset()
+                    return self.hello
+            case Open() if self.welcome is not None:
+                self._open(message)
+            case Commit() if self.welcome is not None:
+                lost = [c.handle for c in message.commits if not self._commit(c)]
+                if lost:
+                    return Reopen(handles=lost)
+            case Close():
+                for handle in message.handles:
+                    self._close(handle)
+            case _:
+                logger.warning("ignored a %s out of turn", type(message).__name__)
+        return None
+
+    def greeting(self) -> Message:
+        """Returns what to say at a heartbeat: Hello until welcomed, Ping then."""
+        if self.welcome is not None and self.clock() - self.last_heard > self.silence_limit:
+            logger.warning("the verifier has gone silent; its requests are dropped")
+            self.reset()
+        if self.welcome is None:
+            return self.hello
+        return Ping(incarnation=self.hello.incarnation, num_requests=len(self.requests))
+
+    def reset(self) -> None:
+        """Forgets the verifier and its requests."""
+        self.welcome = None
+        for handle in list(self.requests):
+            self._close(handle)
+
+    def due(self) -> list[tuple[int, DraftRequest]]:
+        """Returns the requests for which a proposal is awaited."""
+        return [item for item in self.requests.items() if item[1].due]
+
+    def proposal(self, drafts: list[tuple[int, DraftRequest, Draft]]) -> Proposal:
+        """Returns the message for ``drafts``, which are no longer due then."""
+        proposals = []
+        for handle, request, draft in drafts:
+            request.due = False
+            proposals.append(
+                Proposed(
+                    handle=handle,
+                    base_length=len(request.tokens),
+                    tokens=draft.tokens,
+                    confidence=draft.confidence,
+                )
+            )
+        return Proposal(proposals=proposals)
+
+    def _open(self, message: Open) -> None:
+        self._close(message.handle)
+        request = DraftRequest(
+            tokens=message.prompt_ids + message.output_ids, due=bool(message.output_ids)
+        )
+        self.requests[message.handle] = request
+        self.model.open(request)
+
+    def _commit(self, committed: Committed) -> bool:
+        """Appends what was committed; returns False if it does not follow what is here."""
+        request = self.requests.get(committed.handle)
+        if request is None:
+            return False
+        known = len(request.tokens) - committed.base_length
+        if known < 0 or request.tokens[committed.base_length :] != committed.tokens[:known]:
+            return False
+        if known < len(committed.tokens):
+            request.tokens.extend(committed.tokens[known:])
+            request.due = True
+        return True
+
+    def _close(self, handle: int) -> None:
+        request = self.requests.pop(handle, None)
+        if request is not None:
+            self.model.close(request)
+
+
+def make_hello(
+    *,
+    drafter: str,
+    incarnation: int,
+    method: str,
+    model: DraftModel,
+    num_speculative_tokens: int,
+    max_requests: int,
+) -> Hello:
+    """Returns what a drafter with ``model`` says of itself."""
+    return Hello(
+        protocol_versions=[PROTOCOL_VERSION],
+        drafter=drafter,
+        incarnation=incarnation,
+        method=method,
+        vocab_size=model.vocab_size,
+        tokenizer_fingerprint=model.tokenizer_fingerprint,
+        num_speculative_tokens=num_speculative_tokens,
+        max_requests=max_requests,
+    )

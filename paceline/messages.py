@@ -1,0 +1,208 @@
+"""Everything that crosses a process boundary between a verifier and a drafter, in one file.
+
+Each message is a MessagePack map (see ``codec.py``); unknown keys are ignored, so that a newer peer
+may add some, missing or mistyped ones make the message a ``ProtocolError``.
+
+| message         | from → to          | when                                                      |
+|-----------------|--------------------|-----------------------------------------------------------|
+| Hello           | drafter → verifier | first, and again whenever either side was restarted       |
+| Welcome, Refuse | verifier → drafter | the answer to Hello                                       |
+| Ping, Pong      | drafter → verifier | every ``heartbeat_ms``; Pong answers                      |
+| Open            | verifier → drafter | a request is admitted, or handed over to this drafter     |
+| Commit          | verifier → drafter | after each verification pass, all requests in one message |
+| Proposal        | drafter → verifier | drafts, all requests of one draft batch in one message    |
+| Reopen          | drafter → verifier | the drafter has lost track of a request                   |
+| Close           | verifier → drafter | finished, aborted or handed over                          |
+
+Commit and Proposal carry a list because a pass and a draft batch serve many requests at once: one
+message keeps them together, so that the drafter's next batch is the verifier's last pass.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+"""Raised by every change that an older peer would misread."""
+
+MAX_SPECULATIVE_TOKENS = 32
+"""Upper limit of K. At an acceptance rate of 0.9 per token the 33rd draft is right in 3% of rounds,
+and every draft costs a row of verification."""
+
+MAX_SEQUENCE_TOKENS = 1 << 21
+"""More tokens than any request may hold (2M); a longer list is a hostile message."""
+
+MAX_BATCH_REQUESTS = 1 << 14
+"""More requests than any pass may hold."""
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Handle = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE_TOKENS)]
+Tokens = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_SEQUENCE_TOKENS)]
+ShortText = Annotated[str, msgspec.Meta(max_length=1024)]
+Drafts = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_SPECULATIVE_TOKENS)]
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all messages: immutable, keyword-only, slotted."""
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """A drafter introduces itself."""
+
+    protocol_versions: Annotated[list[int], msgspec.Meta(min_length=1, max_length=16)]
+    """Versions that it speaks, any order; the verifier picks the highest common one."""
+    drafter: ShortText
+    """Name from the configuration, with the replica's number."""
+    incarnation: Handle
+    """Random, new at each start of the drafter's process."""
+    method: ShortText
+    """``ngram``, ``draft_model``, …"""
+    vocab_size: Annotated[int, msgspec.Meta(ge=0)]
+    """Rows of the draft's head, padding included; 0: drafts are copied from the text itself."""
+    tokenizer_fingerprint: ShortText
+    """SHA-256 of ``models.tokenizer_fingerprint``; "" where the draft brings no tokenizer."""
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPECULATIVE_TOKENS)]
+    """K: the most tokens that one of its proposals has."""
+    max_requests: Annotated[int, msgspec.Meta(ge=1)]
+    """How many requests it can hold at a time."""
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    """The verifier takes the drafter in."""
+
+    protocol_version: int
+    incarnation: Handle
+    """Random, new at each start of the verifier's engine."""
+    vocab_size: Annotated[int, msgspec.Meta(ge=1)]
+    """Rows of the target's head: a draft token must be below this."""
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPECULATIVE_TOKENS)]
+    """K to draft: the smaller of both sides' limits."""
+    max_model_len: Length
+    """Tokens that one of the target's requests may hold."""
+    data_parallel_rank: int
+    """Which of the target's data-parallel engines this is."""
+
+
+class Refuse(_Message, frozen=True, kw_only=True):
+    """The verifier will not work with this drafter."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=4096)]
+    """One sentence for the user."""
+
+
+class Ping(_Message, frozen=True, kw_only=True):
+    """The drafter is alive."""
+
+    incarnation: Handle
+    num_requests: Annotated[int, msgspec.Meta(ge=0)]
+    """Requests that it holds."""
+
+
+class Pong(_Message, frozen=True, kw_only=True):
+    """So is the verifier; another incarnation than in Welcome means: say Hello again."""
+
+    incarnation: Handle
+    welcomed: bool
+    """False: the verifier does not know this drafter (any more); say Hello again."""
+
+
+class Sampling(_Message, frozen=True, kw_only=True):
+    """What a drafter may want to know of a request's sampling."""
+
+    temperature: float
+    top_k: int
+    """0: off"""
+    top_p: float
+
+
+class Open(_Message, frozen=True, kw_only=True):
+    """Draft for this request from now on."""
+
+    handle: Handle
+    """Never used twice by one incarnation of the verifier."""
+    prompt_ids: Tokens
+    output_ids: Tokens
+    """What is committed already; empty for a new request. Not empty: a proposal is due."""
+    block_hashes: Annotated[
+        list[Annotated[bytes, msgspec.Meta(max_length=64)]],
+        msgspec.Meta(max_length=MAX_SEQUENCE_TOKENS),
+    ]
+    """The target's prefix-cache keys of the prompt's full blocks, first block first."""
+    num_computed_tokens: Length
+    """Prompt tokens that the target found in its prefix cache."""
+    sampling: Sampling
+
+
+class Committed(_Message, frozen=True, kw_only=True):
+    """What one pass added to one request."""
+
+    handle: Handle
+    base_length: Length
+    """Tokens (prompt and output) before this pass."""
+    num_accepted: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPECULATIVE_TOKENS)]
+    """j: draft tokens accepted; 0 for an undrafted pass."""
+    tokens: Tokens
+    """The accepted drafts and the bonus token, in order; never empty."""
+
+
+class Commit(_Message, frozen=True, kw_only=True):
+    """The outcome of a pass, for all requests of one drafter; a proposal is due for each."""
+
+    commits: Annotated[list[Committed], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
+
+
+class Proposed(_Message, frozen=True, kw_only=True):
+    """Drafts for one request."""
+
+    handle: Handle
+    base_length: Length
+    """Tokens (prompt and output) that the drafts continue."""
+    tokens: Drafts
+    """At most K; empty: the drafter has nothing to propose at this length."""
+    confidence: Annotated[list[float], msgspec.Meta(max_length=MAX_SPECULATIVE_TOKENS)]
+    """The draft's own probability of each token; empty where the method has none."""
+
+    def __post_init__(self) -> None:
+        if self.confidence and len(self.confidence) != len(self.tokens):
+            raise ValueError(f"{len(self.confidence)} confidences for {len(self.tokens)} tokens")
+        if not all(math.isfinite(value) and 0.0 <= value <= 1.0 for value in self.confidence):
+            raise ValueError("a confidence is not within 0 and 1")
+
+
+class Proposal(_Message, frozen=True, kw_only=True):
+    """One draft batch."""
+
+    proposals: Annotated[list[Proposed], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
+
+
+class Reopen(_Message, frozen=True, kw_only=True):
+    """A commit did not follow what the drafter has, or it knows no such handle: send Open again."""
+
+    handles: Annotated[list[Handle], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
+
+
+class Close(_Message, frozen=True, kw_only=True):
+    """Forget these requests."""
+
+    handles: Annotated[list[Handle], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
+
+
+Message = Hello | Welcome | Refuse | Ping | Pong | Open | Commit | Proposal | Reopen | Close
+
+MESSAGE_TYPES: tuple[type[Message], ...] = (
+    Hello,
+    Welcome,
+    Refuse,
+    Ping,
+    Pong,
+    Open,
+    Commit,
+    Proposal,
+    Reopen,
+    Close,
+)
+"""The wire's type number of a message is its place here: append only, never reorder."""

@@ -1,0 +1,295 @@
+"""ZeroMQ sockets, in one place: a bound ROUTER for a verifier, a dialling DEALER for a drafter.
+
+Neither class is thread-safe: each belongs to the one thread that uses it, and is closed with
+``with``. Queues are bounded; a message to a peer that does not keep up is refused by ``send`` and
+never blocks. On TCP every link is encrypted and authenticated with CURVE (RFC 26/ZeroMQ): the
+verifier knows the drafters' public key, the drafters know the verifier's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import zmq
+import zmq.auth.thread
+
+from paceline.codec import decode, encode
+from paceline.config import Config
+from paceline.errors import ConfigError, EnvironmentError_, PeerGoneError, ProtocolError
+from paceline.messages import Message
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""A longer frame closes its connection before it is read into memory."""
+
+_WILDCARDS = ("*", "0.0.0.0", "[::]", "::", "[::0]", "")
+
+
+class TransportConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How verifier and drafters reach each other."""
+
+    control: str = "auto"
+    """Address that the verifier binds: ``auto`` (a socket file of this run, one node),
+    ``ipc:///path/of/a/socket`` or ``tcp://ADDRESS:PORT`` with the address of one interface."""
+    high_water_mark: int = 1024
+    """Messages queued per peer and direction before the newest is refused."""
+    heartbeat_ms: int = 1000
+    """How often a drafter says that it is alive."""
+    heartbeat_timeout_ms: int = 10_000
+    """Silence after which the other side counts as gone. A drafter is silent while it drafts one
+    batch, so this must be longer than that."""
+
+    def __post_init__(self) -> None:
+        if self.control != "auto":
+            check_address(self.control)
+        if self.high_water_mark < 1:
+            raise ValueError(f"high_water_mark is {self.high_water_mark}, it must be at least 1")
+        if not 0 < self.heartbeat_ms < self.heartbeat_timeout_ms:
+            raise ValueError(
+                f"heartbeat_ms is {self.heartbeat_ms}, it must lie between 0 and "
+                f"heartbeat_timeout_ms ({self.heartbeat_timeout_ms})"
+            )
+
+
+class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of one run, each 40 characters of Z85. Secrets: never logged, never an argument."""
+
+    server_public: str
+    server_secret: str
+    client_public: str
+    client_secret: str
+
+    def __repr__(self) -> str:
+        return "CurveKeys(…)"
+
+    @classmethod
+    def generate(cls) -> CurveKeys:
+        """Returns new random keys."""
+        if not zmq.has("curve"):
+            raise EnvironmentError_(
+                "the installed libzmq has no CURVE encryption; install the pyzmq wheel, or use ipc"
+            )
+        server = [key.decode() for key in zmq.curve_keypair()]
+        client = [key.decode() for key in zmq.curve_keypair()]
+        return cls(
+            server_public=server[0],
+            server_secret=server[1],
+            client_public=client[0],
+            client_secret=client[1],
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes the keys to ``path`` for a process of the same user on this node."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, path: Path) -> CurveKeys:
+        """Reads what ``save`` wrote; refuses a file that others can read."""
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise ConfigError(f"the key file {path} can be read by others; chmod it to 600")
+        return msgspec.json.decode(path.read_bytes(), type=cls)
+
+
+def check_address(address: str) -> None:
+    """Raises ``ValueError`` unless ``address`` is one that Paceline binds or dials."""
+    scheme, separator, rest = address.partition("://")
+    if scheme == "ipc" and rest.startswith("/"):
+        # The kernel's limit is 108 bytes with the closing zero (unix(7)).
+        if len(os.fsencode(rest)) > 107:
+            raise ValueError(f"control is {address}: a socket's path has at most 107 bytes")
+        return
+    host, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or not separator or not colon or not port.isdigit():
+        raise ValueError(
+            f"control is {address}: write auto, ipc:///path/of/a/socket or tcp://ADDRESS:PORT"
+        )
+    if host in _WILDCARDS:
+        raise ValueError(f"control is {address}: name the address of one interface, no wildcard")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError(f"control is {address}: a port lies between 1 and 65535")
+
+
+class _Endpoint:
+    """What both ends share: a context of their own, a socket, bounded queues."""
+
+    def __init__(self, kind: int, address: str, high_water_mark: int) -> None:
+        self.address = address
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(kind)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, high_water_mark)
+        self._socket.setsockopt(zmq.RCVHWM, high_water_mark)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def watch(self, descriptor: int) -> None:
+        """Lets ``poll`` return when the file descriptor becomes readable, too."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def poll(self, timeout_ms: float) -> bool:
+        """Waits for a message or a watched descriptor; returns whether a message is there."""
+        return any(source is self._socket for source, _ in self._poller.poll(math.ceil(timeout_ms)))
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Lets ``poller`` wake up for a message of this endpoint."""
+        poller.register(self._socket, zmq.POLLIN)
+
+    def _receive_frames(self) -> list[bytes] | None:
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        """Drops what is still queued and frees the socket; may be called twice."""
+        self._socket.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Router(_Endpoint):
+    """The verifier's end: bound to one address, speaks with many drafters."""
+
+    def __init__(self, address: str, high_water_mark: int, keys: CurveKeys | None) -> None:
+        super().__init__(zmq.ROUTER, address, high_water_mark)
+        # Without it a message to a peer that has gone, or whose queue is full, vanishes silently.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._authenticator: zmq.auth.thread.ThreadAuthenticator | None = None
+        if keys is not None:
+            self._authenticate(keys)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(
+                f"transport.control is {address}, which cannot be bound "
+                f"({os.strerror(error.errno or 0).lower()}); choose another address or port, or "
+                "stop the process that holds it"
+            ) from error
+
+    def _authenticate(self, keys: CurveKeys) -> None:
+        class OneKey:
+            def callback(self, domain: str, key: bytes) -> bool:
+                return key == keys.client_public.encode()
+
+        self._authenticator = zmq.auth.thread.ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(domain="*", credentials_provider=OneKey())
+        self._socket.curve_server = True
+        self._socket.curve_publickey = keys.server_public.encode()
+        self._socket.curve_secretkey = keys.server_secret.encode()
+
+    def close(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
+            self._authenticator = None
+        super().close()
+
+    def send(self, peer: bytes, message: Message) -> bool:
+        """Queues ``message`` for ``peer``; returns False if the peer does not keep up.
+
+        Raises:
+            PeerGoneError: the peer is not connected.
+        """
+        try:
+            self._socket.send_multipart([peer, *encode(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise PeerGoneError("the peer is not connected") from error
+            raise
+        return True
+
+    def receive(self) -> tuple[bytes, Message | ProtocolError] | None:
+        """Returns the next peer and message, or None; what does not decode comes as its error."""
+        frames = self._receive_frames()
+        if frames is None:
+            return None
+        try:
+            return frames[0], decode(frames[1:])
+        except ProtocolError as error:
+            return frames[0], error
+
+
+class Dealer(_Endpoint):
+    """A drafter's end: dials one verifier, and dials again for ever while it is not there."""
+
+    def __init__(
+        self, address: str, high_water_mark: int, keys: CurveKeys | None, identity: bytes
+    ) -> None:
+        super().__init__(zmq.DEALER, address, high_water_mark)
+        self._socket.setsockopt(zmq.ROUTING_ID, identity)
+        # A message is queued for a verifier that is there, not for one that may come back.
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        if keys is not None:
+            self._socket.curve_serverkey = keys.server_public.encode()
+            self._socket.curve_publickey = keys.client_public.encode()
+            self._socket.curve_secretkey = keys.client_secret.encode()
+        self._socket.connect(address)
+
+    def send(self, message: Message) -> bool:
+        """Queues ``message``; returns False if the verifier is away or does not keep up."""
+        try:
+            self._socket.send_multipart(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> Message | ProtocolError | None:
+        """Returns the next message, or None; what does not decode comes as its error."""
+        frames = self._receive_frames()
+        if frames is None:
+            return None
+        try:
+            return decode(frames)
+        except ProtocolError as error:
+            return error
+
+
+def probe_bind(address: str) -> None:
+    """Raises ``ConfigError`` if ``address`` cannot be bound now: said before a model is loaded."""
+    if address.startswith("tcp://"):
+        with Router(address, 1, None):
+            pass
+
+
+@contextmanager
+def wake_descriptor() -> Iterator[int]:
+    """An eventfd: written by any thread to end another one's ``poll``."""
+    descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def wait_any(endpoints: Sequence[_Endpoint], wake: int, seconds: float) -> None:
+    """Waits until one of ``endpoints`` has a message, ``wake`` is written, or the time is over."""
+    poller = zmq.Poller()
+    poller.register(wake, zmq.POLLIN)
+    for endpoint in endpoints:
+        endpoint.register(poller)
+    poller.poll(math.ceil(max(0.0, seconds) * 1000))

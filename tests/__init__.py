@@ -1,0 +1,1 @@
+"""Tests; a package so that fakes are imported as tests.fakes."""

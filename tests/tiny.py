@@ -1,0 +1,35 @@
+"""A tiny target: a Llama with random weights and a fixed seed, for tests that need an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+VOCAB_SIZE = 256
+
+
+def make_tiny_llama(folder: Path, *, num_heads: int = 4, seed: int = 0) -> Path:
+    """Saves a two-layer float32 Llama without a tokenizer in ``folder``; returns it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=num_heads,
+        num_key_value_heads=2,
+        # vLLM's CPU attention takes head sizes that are multiples of 32.
+        head_dim=32,
+        max_position_embeddings=512,
+        # Larger than the default: logits far enough apart that no greedy choice is a tie.
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    return folder

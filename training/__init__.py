@@ -1,0 +1,1 @@
+"""Making drafts: data from a target, training, and export to published formats."""

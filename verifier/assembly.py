@@ -1,0 +1,60 @@
+"""What the engine's process is given, and the parts that are built of it there."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.config import Config
+from paceline.scheduler.config import SpeculationConfig
+from paceline.transport import CurveKeys, TransportConfig
+from paceline.verifier.control import ControlThread
+from paceline.verifier.handshake import TargetIdentity
+from paceline.verifier.pipeline import Pipeline
+
+
+class EngineSettings(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What vLLM carries to the engine's process in ``additional_config``.
+
+    vLLM logs it: keys travel as the path of a file.
+    """
+
+    model: str
+    """Name of the target, for messages to the user."""
+    tokenizer_fingerprint: str
+    control: str
+    """Address to bind."""
+    key_file: str | None
+    """File of the CURVE keys; None on ``ipc``."""
+    speculation: SpeculationConfig
+    transport: TransportConfig
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, as vLLM's configuration wants them."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> EngineSettings:
+        """Reads what ``to_dict`` returned."""
+        return msgspec.convert(values, cls)
+
+
+def build_pipeline(
+    settings: EngineSettings, *, vocab_size: int, max_model_len: int, num_speculative_tokens: int
+) -> Pipeline:
+    """Builds the pipeline of one engine, not started."""
+    target = TargetIdentity(
+        model=settings.model,
+        vocab_size=vocab_size,
+        tokenizer_fingerprint=settings.tokenizer_fingerprint,
+        num_speculative_tokens=num_speculative_tokens,
+        max_model_len=max_model_len,
+        incarnation=secrets.randbits(62) + 1,
+    )
+    keys = CurveKeys.read(Path(settings.key_file)) if settings.key_file else None
+    control = ControlThread(settings.control, settings.transport, keys, target)
+    return Pipeline(settings.speculation, control)

@@ -1,0 +1,247 @@
+"""The target: vLLM's ``AsyncLLM`` with Paceline's scheduler and worker, or plain for comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from paceline.errors import ConfigError, EngineDeadError, InputError, UserError
+from paceline.scheduler.config import SpeculationConfig
+from paceline.transport import TransportConfig, probe_bind
+from paceline.verifier import preflight
+from paceline.verifier.assembly import EngineSettings
+from paceline.verifier.config import TargetConfig
+from paceline.verifier.logs import root_cause, write_logging_config
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine needs to take drafts; without it the engine decodes plainly."""
+
+    num_speculative_tokens: int
+    """The most draft tokens per request and pass, over all drafters."""
+    control: str
+    key_file: str | None
+    config: SpeculationConfig
+    transport: TransportConfig
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt to complete: exactly one of the three forms is given."""
+
+    request_id: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    """OpenAI chat messages; the target's own chat template is applied."""
+    prompt_token_ids: list[int] | None = None
+    sampling: dict[str, Any] = {}
+    """Arguments of vLLM's ``SamplingParams``."""
+
+
+class VerifierEngine:
+    """One vLLM engine. ``start`` loads it; all methods belong to one asyncio loop."""
+
+    def __init__(
+        self, target: TargetConfig, speculation: Speculation | None, run_folder: Path, name: str
+    ) -> None:
+        self._target = target
+        self._speculation = speculation
+        self._run_folder = run_folder
+        self._name = name
+        self._engine: Any = None
+
+    async def start(self) -> None:
+        """Loads the target; returns when it can serve.
+
+        Raises:
+            UserError: the configuration, the model or the machine does not allow it.
+            EngineDeadError: vLLM failed for a reason that is not the user's.
+        """
+        resolved = preflight.check_target(self._target)
+        if self._speculation is not None:
+            probe_bind(self._speculation.control)
+        logging_config, log = write_logging_config(self._run_folder, self._name)
+        os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(logging_config)
+        # Only now: vLLM reads the environment when it is imported.
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        try:
+            self._engine = AsyncLLM.from_engine_args(self._engine_args(resolved))
+        except UserError:
+            raise
+        except Exception as error:  # vLLM raises whatever its parts do; the log has the cause
+            raise self._explain(error, log) from error
+
+    def _has_tokenizer(self) -> bool:
+        return not self._target.engine_args.get("skip_tokenizer_init", False)
+
+    def _engine_args(self, resolved: str) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+
+        target = self._target
+        known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+        for name in target.engine_args:
+            if name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+                raise ConfigError(f"target.engine_args.{name} is no argument of vLLM's{hint}")
+        arguments: dict[str, Any] = {
+            "model": resolved,
+            "dtype": target.dtype,
+            "tensor_parallel_size": target.tensor_parallel_size,
+            "max_model_len": target.max_model_len,
+            "max_num_seqs": target.max_num_seqs,
+            "async_scheduling": False,
+            "disable_log_stats": True,
+        }
+        kv_cache_gib = target.kv_cache_gib
+        if current_platform.is_cpu():
+            kv_cache_gib = kv_cache_gib or 1.0
+            arguments["distributed_executor_backend"] = (
+                "uni" if target.tensor_parallel_size == 1 else "mp"
+            )
+            # Compilation takes minutes on a CPU and gains little there.
+            arguments["enforce_eager"] = True
+            self._check_memory(kv_cache_gib)
+        if kv_cache_gib is not None:
+            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))
+        arguments.update(target.engine_args)
+        if self._speculation is not None:
+            arguments.update(self._speculative_args(resolved, self._speculation))
+        return AsyncEngineArgs(**arguments)
+
+    def _check_memory(self, kv_cache_gib: float) -> None:
+        import psutil
+
+        available = psutil.virtual_memory().available / (1 << 30)
+        needed = kv_cache_gib * self._target.tensor_parallel_size
+        if needed > available:
+            raise ConfigError(
+                f"target.kv_cache_gib asks for {needed:g} GiB of KV cache, but this machine has "
+                f"{available:.1f} GiB of memory free; lower it"
+            )
+
+    def _speculative_args(self, resolved: str, speculation: Speculation) -> dict[str, Any]:
+        from paceline.verifier.vllm_hooks import SETTINGS_KEY, check_vllm
+
+        check_vllm()
+        fingerprint = preflight.tokenizer_fingerprint(resolved) if self._has_tokenizer() else ""
+        settings = EngineSettings(
+            model=self._target.model,
+            tokenizer_fingerprint=fingerprint,
+            control=speculation.control,
+            key_file=speculation.key_file,
+            speculation=speculation.config,
+            transport=speculation.transport,
+        )
+        num_tokens = speculation.num_speculative_tokens
+        return {
+            "scheduler_cls": "paceline.verifier.vllm_hooks.PipelineScheduler",
+            "worker_cls": "paceline.verifier.vllm_hooks.PipelineWorker",
+            "additional_config": {SETTINGS_KEY: settings.to_dict()},
+            # The carrier: switches vLLM's rejection sampler on, brings no model and no look-ahead
+            # slots. Its own drafts are never asked for.
+            "speculative_config": {
+                "method": "ngram",
+                "num_speculative_tokens": num_tokens,
+                "prompt_lookup_min": 1,
+                "prompt_lookup_max": 1,
+                # One row: without it vLLM pads requests that re-enter with placeholder drafts.
+                "num_speculative_tokens_per_batch_size": [
+                    (1, self._target.max_num_seqs, num_tokens)
+                ],
+            },
+        }
+
+    def _explain(self, error: Exception, log: Path) -> Exception:
+        name, text = root_cause(log) or (type(error).__name__, str(error).splitlines()[0])
+        if "KV cache" in text or "max_model_len" in text or "max seq len" in text:
+            return ConfigError(
+                f"the target {self._target.model} does not fit: {text} (set target.kv_cache_gib, "
+                "target.max_model_len or target.max_num_seqs)"
+            )
+        if name in ("ConfigError", "ModelError", "EnvironmentError_"):
+            return ConfigError(text)
+        return EngineDeadError(
+            f"vLLM could not start the target {self._target.model}: {name}: {text} (log: {log})"
+        )
+
+    async def generate(self, request: GenerationRequest) -> dict[str, Any]:
+        """Completes one prompt; returns ``text, token_ids, finish_reason, usage, speculation``.
+
+        Cancelling the task aborts the request in the engine.
+
+        Raises:
+            InputError: this prompt or its sampling parameters cannot be served.
+            EngineDeadError: the engine has died.
+        """
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+        started = time.monotonic()
+        first_token_at: float | None = None
+        output: RequestOutput | None = None
+        try:
+            prompt, sampling = self._prompt(request), self._sampling(request)
+            async for output in self._engine.generate(prompt, sampling, request.request_id):
+                if first_token_at is None and output.outputs[0].token_ids:
+                    first_token_at = time.monotonic()
+        except (VLLMValidationError, ValueError, TypeError) as error:
+            raise InputError(" ".join(str(error).split())) from error
+        except VllmEngineDeadError as error:
+            raise EngineDeadError("the target's engine has died; see its log") from error
+        assert output is not None and output.finished
+        return _result(output, started, first_token_at)
+
+    def _prompt(self, request: GenerationRequest) -> Any:
+        if request.prompt_token_ids is not None:
+            return {"prompt_token_ids": request.prompt_token_ids}
+        if request.prompt is not None:
+            return request.prompt
+        tokenizer = self._engine.get_tokenizer()
+        text = tokenizer.apply_chat_template(
+            request.messages, tokenize=False, add_generation_prompt=True
+        )
+        # The template writes the special tokens itself.
+        return {"prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"]}
+
+    def _sampling(self, request: GenerationRequest) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(**request.sampling, output_kind=RequestOutputKind.CUMULATIVE)
+
+    async def close(self) -> None:
+        """Ends the engine and its processes; may be called twice."""
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None
+
+
+def _result(output: RequestOutput, started: float, first_token_at: float | None) -> dict[str, Any]:
+    completion = output.outputs[0]
+    num_prompt = len(output.prompt_token_ids or ())
+    num_output = len(completion.token_ids)
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+        },
+        "speculation": (output.kv_transfer_params or {}).get("paceline"),
+        "seconds": time.monotonic() - started,
+        "seconds_to_first_token": None if first_token_at is None else first_token_at - started,
+    }

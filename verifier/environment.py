@@ -1,0 +1,22 @@
+"""From the target's configuration to the environment variables that vLLM reads at import."""
+
+from __future__ import annotations
+
+from paceline.verifier.config import TargetConfig
+
+
+def engine_environment(target: TargetConfig) -> dict[str, str]:
+    """Returns what must be set before the verifier's process imports torch and vLLM."""
+    return {
+        # The V2 runner needs hooks of its own.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        # Worker processes are spawned: a fork of a process with threads (Ray's) can deadlock.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "OMP_NUM_THREADS": str(target.threads),
+        # On CPU: one process per engine (nothing spins on the drafter's core while it waits for a
+        # worker), and no pinning, since two engines on one machine would pin to the same cores.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if target.tensor_parallel_size == 1 else "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

@@ -1,0 +1,221 @@
+"""Between vLLM's scheduler and the decisions: names to handles, commands to messages.
+
+Knows nothing of vLLM, so that the tests can drive it without an engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.messages import Close, Commit, Committed, Open, Sampling
+from paceline.scheduler.config import SpeculationConfig
+from paceline.scheduler.events import (
+    Command,
+    Event,
+    RequestAdmitted,
+    RequestClosed,
+    SendClose,
+    SendCommit,
+    SendOpen,
+    TokensCommitted,
+)
+from paceline.scheduler.request import RequestState
+from paceline.scheduler.state import PipelineState
+from paceline.verifier.control import ControlThread
+
+MAX_WAIT_IN_STEP = 0.001
+"""Seconds. Longer than this a new request or an abort is not kept waiting for a proposal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """A request that the target is about to run for the first time."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    block_hashes: Sequence[bytes]
+    num_computed_tokens: int
+    sampling: Sampling
+    draftable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What the engine does in this step."""
+
+    wait: bool
+    """Run nothing: a proposal is awaited."""
+    held: frozenset[str]
+    """Request ids that sit out the pass."""
+    drafts: dict[str, list[int]]
+    """Draft tokens by request id."""
+
+
+class Pipeline:
+    """The decisions and the wire of one engine. Belongs to the engine's thread."""
+
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        control: ControlThread,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = PipelineState(config)
+        self._control = control
+        self._clock = clock
+        self._handles: dict[str, int] = {}
+        self._admissions: dict[int, Admission] = {}
+        self._num_handles = 0
+        self._commits: dict[str, list[Committed]] = {}
+
+    def start(self) -> None:
+        """Opens the endpoint for drafters."""
+        self._control.start()
+
+    def stop(self) -> None:
+        """Closes it; may be called twice."""
+        self._control.stop()
+
+    def admit(self, admission: Admission) -> None:
+        """Takes in a request; a known id (resumed after preemption) changes nothing."""
+        if admission.request_id in self._handles:
+            return
+        self._num_handles += 1
+        handle = self._handles[admission.request_id] = self._num_handles
+        self._admissions[handle] = admission
+        self._feed(
+            RequestAdmitted(
+                handle=handle,
+                prompt_ids=tuple(admission.prompt_ids),
+                draftable=admission.draftable,
+            )
+        )
+
+    def step(self, decodes: Iterable[str], prefill_ready: bool) -> Step:
+        """Decides the next step, waiting up to ``MAX_WAIT_IN_STEP`` for what is due.
+
+        Args:
+            decodes: Ids of the requests that could decode in this step.
+            prefill_ready: Whether some other request could prefill in this step.
+        """
+        name_of = {self._handles[name]: name for name in decodes if name in self._handles}
+        wait_end = self._clock() + MAX_WAIT_IN_STEP
+        while True:
+            for event in self._control.take_events():
+                self._feed(event)
+            now = self._clock()
+            plan = self._state.plan(now, name_of, prefill_ready)
+            if plan.wait_until is None:
+                break
+            remaining = min(wait_end, plan.wait_until) - now
+            if remaining <= 0:
+                self._control.flush()
+                return Step(wait=True, held=frozenset(name_of.values()), drafts={})
+            self._control.flush()
+            self._control.wait(remaining)
+        self._control.flush()
+        drafts = {
+            name: list(proposal)
+            for handle, name in name_of.items()
+            if handle not in plan.held and (proposal := self._state.requests[handle].proposal)
+        }
+        held = frozenset(name_of[handle] for handle in plan.held)
+        return Step(wait=False, held=held, drafts=drafts)
+
+    def commit(
+        self, request_id: str, num_drafted: int, num_accepted: int, tokens: Sequence[int]
+    ) -> None:
+        """Takes in what a pass added to a request that goes on."""
+        handle = self._handles.get(request_id)
+        if handle is None or not tokens:
+            return
+        self._feed(
+            TokensCommitted(
+                handle=handle,
+                num_drafted=num_drafted,
+                num_accepted=num_accepted,
+                tokens=tuple(tokens),
+                now=self._clock(),
+            )
+        )
+
+    def close(
+        self, request_id: str, num_drafted: int = 0, num_accepted: int = 0, num_committed: int = 0
+    ) -> dict[str, Any] | None:
+        """Ends a request, with its last pass if that ended it; returns its final ``report``."""
+        handle = self._handles.pop(request_id, None)
+        if handle is None:
+            return None
+        request = self._state.requests[handle]
+        self._feed(
+            RequestClosed(
+                handle=handle,
+                num_drafted=num_drafted,
+                num_accepted=num_accepted,
+                num_committed=num_committed,
+            )
+        )
+        del self._admissions[handle]
+        return _report(request)
+
+    def length(self, request_id: str) -> int | None:
+        """Returns how many tokens of the request are committed here, None if it is unknown."""
+        handle = self._handles.get(request_id)
+        return None if handle is None else self._state.requests[handle].length
+
+    def report(self, request_id: str) -> dict[str, Any] | None:
+        """Returns the request's counts so far, None if it is unknown."""
+        handle = self._handles.get(request_id)
+        return None if handle is None else _report(self._state.requests[handle])
+
+    def flush(self) -> None:
+        """Sends what has gathered: one commit message per drafter."""
+        for drafter, commits in self._commits.items():
+            self._control.send(drafter, Commit(commits=commits))
+        self._commits.clear()
+        self._control.flush()
+
+    def _feed(self, event: Event) -> None:
+        self._send(self._state.handle(event))
+
+    def _send(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case SendOpen():
+                    admission = self._admissions[command.handle]
+                    message = Open(
+                        handle=command.handle,
+                        prompt_ids=list(command.prompt_ids),
+                        output_ids=list(command.output_ids),
+                        block_hashes=list(admission.block_hashes),
+                        num_computed_tokens=admission.num_computed_tokens,
+                        sampling=admission.sampling,
+                    )
+                    self._control.send(command.drafter, message)
+                case SendCommit():
+                    committed = Committed(
+                        handle=command.handle,
+                        base_length=command.base_length,
+                        num_accepted=command.num_accepted,
+                        tokens=list(command.tokens),
+                    )
+                    self._commits.setdefault(command.drafter, []).append(committed)
+                case SendClose():
+                    self._control.send(command.drafter, Close(handles=[command.handle]))
+
+
+def _report(request: RequestState) -> dict[str, Any]:
+    counters = request.counters
+    return {
+        "method": request.method,
+        "rounds": counters.rounds,
+        "drafted_rounds": counters.drafted_rounds,
+        "proposed": counters.proposed,
+        "accepted": counters.accepted,
+        "accepted_per_position": list(counters.accepted_per_position),
+        "holds": counters.holds,
+        "stale": counters.stale,
+    }
