@@ -43,6 +43,8 @@ class DraftService:
         self._transport = transport
         self._keys = keys
         self._stopping = threading.Event()
+        self.welcomed = threading.Event()
+        """Set while every verifier has taken this drafter in."""
         self._wake: int | None = None
 
     def run(self) -> None:
@@ -86,16 +88,23 @@ class DraftService:
             if now >= next_greeting:
                 for dealer, session in links:
                     dealer.send(session.greeting())
-                waiting = any(session.welcome is None for _, session in links)
+                waiting = self._is_waiting(links)
                 pause = _CONNECT_RETRY if waiting else self._transport.heartbeat_ms / 1000
                 next_greeting = now + pause
             busy = self._has_work(links)
             wait_any([dealer for dealer, _ in links], wake, 0 if busy else next_greeting - now)
             for dealer, session in links:
                 self._receive(dealer, session)
+            if self._is_waiting(links):
+                self.welcomed.clear()
+            else:
+                self.welcomed.set()
             for dealer, session in links:
                 self._draft(dealer, session)
             self._prepare(links)
+
+    def _is_waiting(self, links: list[tuple[Dealer, Session]]) -> bool:
+        return any(session.welcome is None for _, session in links)
 
     def _receive(self, dealer: Dealer, session: Session) -> None:
         while (message := dealer.receive()) is not None:

@@ -177,7 +177,8 @@ class VerifierEngine:
         )
 
     async def generate(self, request: GenerationRequest) -> dict[str, Any]:
-        """Completes one prompt; returns ``text, token_ids, finish_reason, usage, speculation``.
+        """Completes one prompt; returns ``text, token_ids, finish_reason, usage, speculation``,
+        and ``top_two_gaps`` (per token, of the log probabilities) if two or more were asked for.
 
         Cancelling the task aborts the request in the engine.
 
@@ -242,6 +243,12 @@ def _result(output: RequestOutput, started: float, first_token_at: float | None)
             "total_tokens": num_prompt + num_output,
         },
         "speculation": (output.kv_transfer_params or {}).get("paceline"),
+        "top_two_gaps": [_top_two_gap(step) for step in completion.logprobs or ()],
         "seconds": time.monotonic() - started,
         "seconds_to_first_token": None if first_token_at is None else first_token_at - started,
     }
+
+
+def _top_two_gap(step: dict[int, Any]) -> float:
+    best = sorted((entry.logprob for entry in step.values()), reverse=True)
+    return best[0] - best[1] if len(best) > 1 else float("inf")

@@ -1,0 +1,246 @@
+"""``paceline generate``: prompts in, texts out, optionally beside plain decoding."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+import ray
+
+from paceline.cluster.config import load_config
+from paceline.cluster.inputs import BrokenLine, Prompt, count_lines, read_prompts
+from paceline.cluster.report import Comparison, Totals, row, summary, with_rates
+from paceline.cluster.runtime import Runtime, unwrapped
+from paceline.errors import ConfigError, InputError
+from paceline.verifier.engine import GenerationRequest
+
+TIE = 1e-4
+"""Two logits (here: log probabilities) closer than this are a tie; float32 does not decide it."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code: 1 if some lines failed, else 0."""
+    config = load_config(arguments.config)
+    defaults = _defaults(arguments)
+    with ExitStack() as stack:
+        if arguments.prompt is not None:
+            if not arguments.prompt.strip():
+                raise InputError("the prompt is empty; write what to complete behind --prompt")
+            total = 1
+            prompts: Iterable[Prompt | BrokenLine] = [
+                Prompt(
+                    line=0, id="prompt", messages=[{"role": "user", "content": arguments.prompt}]
+                )
+            ]
+        else:
+            total = count_lines(Path(arguments.input))
+            prompts = read_prompts(Path(arguments.input))
+        lines = _open_output(arguments, stack)
+        runtime = stack.enter_context(Runtime(config, with_plain=arguments.compare, progress=_say))
+        job = _Job(runtime, config.target.max_num_seqs, defaults, total, lines)
+        job.run(prompts)
+    print(summary(job.drafted, job.comparison), file=sys.stderr)
+    if job.num_broken:
+        _say(f"{job.num_broken} of {total} lines failed")
+    return 1 if job.num_broken else 0
+
+
+def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.max_tokens < 1:
+        raise ConfigError(f"--max-tokens is {arguments.max_tokens}, it must be at least 1")
+    if not 0 <= arguments.temperature <= 100:
+        raise ConfigError(f"--temperature is {arguments.temperature}, it lies between 0 and 100")
+    defaults = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+    if arguments.seed is not None:
+        defaults["seed"] = arguments.seed
+    return defaults
+
+
+def _open_output(
+    arguments: argparse.Namespace, stack: ExitStack
+) -> Callable[[dict[str, Any]], None]:
+    """Returns what takes each finished line."""
+    if arguments.output is not None:
+        path = Path(arguments.output)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file: TextIO = stack.enter_context(path.open("w", encoding="utf-8"))
+        except OSError as error:
+            reason = (error.strerror or "").lower()
+            raise ConfigError(f"the output {path} cannot be written: {reason}") from error
+    else:
+        file = sys.stdout
+
+    def write(line: dict[str, Any]) -> None:
+        if arguments.prompt is not None and arguments.output is None:
+            print(line.get("text", ""), file=file, flush=True)
+            return
+        print(json.dumps(line, ensure_ascii=False), file=file, flush=True)
+        if arguments.output is not None and "text" in line:
+            print(row(line), file=sys.stderr)
+
+    return write
+
+
+class _Job:
+    """Feeds the prompts to the target, a window at a time, and hands on what comes back."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        window: int,
+        defaults: dict[str, Any],
+        total: int,
+        write: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._runtime = runtime
+        self._window = window
+        self._defaults = defaults
+        self._total = total
+        self._write = write
+        self._num_sent = 0
+        self._num_done = 0
+        self._last_progress = time.monotonic()
+        self.num_broken = 0
+        self.drafted = Totals()
+        self.comparison = Comparison() if runtime.plain is not None else None
+
+    def run(self, prompts: Iterable[Prompt | BrokenLine]) -> None:
+        """Runs all prompts."""
+        good = self._without_broken(prompts)
+        if self.comparison is None:
+            for prompt, result in self._stream(self._runtime.drafted, good, self.drafted):
+                self._finish(prompt, result, None)
+            return
+        for actor in (self._runtime.drafted, self._runtime.plain):
+            self._warm_up(actor)
+        # Block by block on both sides, so that a machine whose speed drifts treats them alike.
+        while block := list(itertools.islice(good, self._window)):
+            drafted = dict(self._stream(self._runtime.drafted, block, self.drafted))
+            plain = dict(self._stream(self._runtime.plain, block, self.comparison.plain))
+            for prompt in block:
+                self._finish(prompt, drafted[prompt], plain[prompt])
+
+    def _without_broken(self, prompts: Iterable[Prompt | BrokenLine]) -> Iterator[Prompt]:
+        for prompt in prompts:
+            if isinstance(prompt, Prompt):
+                yield prompt
+            else:
+                self._fail(prompt.line, prompt.id, prompt.reason)
+
+    def _stream(
+        self, actor: Any, prompts: Iterable[Prompt], totals: Totals
+    ) -> Iterator[tuple[Prompt, dict[str, Any] | InputError]]:
+        """Keeps up to two windows in flight: one runs, one is ready to be admitted."""
+        waiting = iter(prompts)
+        pending: dict[Any, Prompt] = {}
+        started = time.monotonic()
+        while True:
+            for prompt in itertools.islice(waiting, 2 * self._window - len(pending)):
+                pending[self._send(actor, prompt)] = prompt
+            if not pending:
+                break
+            done, _ = ray.wait(list(pending), timeout=1.0)
+            for ref in done:
+                prompt = pending.pop(ref)
+                try:
+                    with unwrapped():
+                        result: dict[str, Any] = ray.get(ref)
+                except InputError as error:
+                    yield prompt, error
+                    continue
+                totals.add(result)
+                yield prompt, result
+            totals.seconds += time.monotonic() - started
+            started = time.monotonic()
+            self._runtime.check_alive()
+            self._show_progress()
+        totals.seconds += time.monotonic() - started
+
+    def _send(self, actor: Any, prompt: Prompt, **sampling: Any) -> Any:
+        self._num_sent += 1
+        request = GenerationRequest(
+            request_id=f"generate-{self._num_sent}",
+            prompt=prompt.prompt,
+            messages=prompt.messages,
+            sampling={**self._defaults, **prompt.sampling, **sampling},
+        )
+        return actor.generate.remote(request)
+
+    def _warm_up(self, actor: Any) -> None:
+        prompt = Prompt(line=0, id="warm-up", prompt="Hello")
+        with unwrapped():
+            ray.get(self._send(actor, prompt, max_tokens=4))
+
+    def _finish(
+        self,
+        prompt: Prompt,
+        result: dict[str, Any] | InputError,
+        plain: dict[str, Any] | InputError | None,
+    ) -> None:
+        if isinstance(result, InputError):
+            self._fail(prompt.line, prompt.id, str(result))
+            return
+        self._num_done += 1
+        line = {
+            "id": prompt.id,
+            "text": result["text"],
+            "token_ids": result["token_ids"],
+            "finish_reason": result["finish_reason"],
+            "usage": result["usage"],
+            "speculation": with_rates(result["speculation"]),
+        }
+        if isinstance(plain, dict):
+            line["equal_to_plain"] = self._compare(prompt, result, plain)
+        self._write(line)
+
+    def _compare(self, prompt: Prompt, result: dict[str, Any], plain: dict[str, Any]) -> bool:
+        assert self.comparison is not None
+        self.comparison.compared += 1
+        if result["token_ids"] == plain["token_ids"]:
+            self.comparison.equal += 1
+            return True
+        pairs = itertools.zip_longest(result["token_ids"], plain["token_ids"])
+        position = next(i for i, (ours, theirs) in enumerate(pairs) if ours != theirs)
+        sampling = {**self._defaults, **prompt.sampling}
+        if sampling["temperature"] > 0:
+            self.comparison.differences.append(
+                f"{prompt.id} differs from token {position + 1} on, as two samples do"
+            )
+            return False
+        with unwrapped():
+            again = ray.get(self._send(self._runtime.plain, prompt, logprobs=2))
+        gap = again["top_two_gaps"][position]
+        if gap < TIE:
+            self.comparison.ties += 1
+        self.comparison.differences.append(
+            f"{prompt.id} differs from token {position + 1} on, where plain decoding's two best "
+            f"tokens are {gap:.2g} apart in log probability"
+        )
+        return False
+
+    def _fail(self, line: int, line_id: str, reason: str) -> None:
+        self.num_broken += 1
+        where = f"line {line}: " if line else ""
+        _say(f"{where}{reason}")
+        if line:
+            self._write({"id": line_id, "error": reason})
+
+    def _show_progress(self) -> None:
+        if time.monotonic() - self._last_progress >= 5:
+            self._last_progress = time.monotonic()
+            _say(
+                f"{self._num_done} of {self._total} done, {self.drafted.tokens} tokens, "
+                f"{self.drafted.tokens_per_second:.1f} tokens/s"
+            )
+
+
+def _say(text: str) -> None:
+    print(f"paceline: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,114 @@
+"""Prompts from the command line or a JSONL file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InputError
+
+SAMPLING_KEYS: dict[str, tuple[type, ...]] = {
+    "max_tokens": (int,),
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "top_k": (int,),
+    "seed": (int,),
+    "stop": (str, list),
+}
+"""Keys of an input line that override the command line's sampling, with their types."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prompt:
+    """One line of input; two lines are two prompts, whatever is in them."""
+
+    line: int
+    """Counted from 1; 0 for a prompt from the command line."""
+    id: str
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokenLine:
+    """A line that is no prompt."""
+
+    line: int
+    id: str
+    reason: str
+
+
+def read_prompts(path: Path) -> Iterator[Prompt | BrokenLine]:
+    """Reads the lines of a JSONL file one by one; blank ones are skipped.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                if raw.strip():
+                    yield _parse(number, raw)
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise InputError(f"the input {path} cannot be read: {reason}") from error
+
+
+def count_lines(path: Path) -> int:
+    """Returns how many lines of ``path`` are not blank.
+
+    Raises:
+        InputError: the file cannot be read, or has none.
+    """
+    number = sum(1 for _ in read_prompts(path))
+    if number == 0:
+        raise InputError(
+            f"the input {path} is empty; each line is a JSON object with 'prompt' or 'messages'"
+        )
+    return number
+
+
+def _parse(number: int, raw: bytes) -> Prompt | BrokenLine:
+    fallback_id = str(number)
+
+    def broken(reason: str, line_id: str = fallback_id) -> BrokenLine:
+        return BrokenLine(line=number, id=line_id, reason=reason)
+
+    try:
+        values = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return broken(f"it is not valid JSON ({error})")
+    if not isinstance(values, dict):
+        return broken("it is not a JSON object")
+    line_id = str(values.get("id", fallback_id))
+    prompt, messages = values.get("prompt"), values.get("messages")
+    if (prompt is None) == (messages is None):
+        return broken("it needs either 'prompt' or 'messages'", line_id)
+    if prompt is not None and (not isinstance(prompt, str) or not prompt):
+        return broken("'prompt' is not a text, or an empty one", line_id)
+    if messages is not None and (problem := _message_problem(messages)):
+        return broken(problem, line_id)
+    sampling = {}
+    for key, kinds in SAMPLING_KEYS.items():
+        value = values.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return broken(f"'{key}' is {json.dumps(value)}, which is of the wrong type", line_id)
+        sampling[key] = value
+    return Prompt(line=number, id=line_id, prompt=prompt, messages=messages, sampling=sampling)
+
+
+def _message_problem(messages: Any) -> str | None:
+    if not isinstance(messages, list) or not messages:
+        return "'messages' is not a list, or an empty one"
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return "a message is not an object with 'role' and 'content'"
+        if not isinstance(message.get("content"), str):
+            return "a message's 'content' is not a text"
+    return None

@@ -1,0 +1,102 @@
+"""The command line. Subcommands load what they need when they run, so that ``--help`` needs
+only the base dependencies."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from paceline import __version__
+from paceline.errors import PacelineError, UserError
+
+_COMMANDS = {
+    "generate": "paceline.cluster.generate",
+    "models": "paceline.cluster.models_command",
+}
+"""Module of each subcommand; its ``run(arguments)`` returns the exit code."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns 0, 1 if some requests failed or the engine did, 2 if the
+    user has something to correct, 130 if interrupted."""
+    arguments = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        command = importlib.import_module(_COMMANDS[arguments.command])
+        code: int = command.run(arguments)
+        return code
+    except UserError as error:
+        print(f"paceline: error: {error}", file=sys.stderr)
+        return 2
+    except PacelineError as error:
+        print(f"paceline: error: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "paceline":
+            raise
+        print(
+            f"paceline: error: '{arguments.command}' needs the package {package}, which is not "
+            "installed; install Paceline with its extra cpu or gpu",
+            file=sys.stderr,
+        )
+        return 2
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
+        return 130
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    """Ends on SIGTERM as on Ctrl-C: in order, with nothing left running."""
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="paceline",
+        description="Speculative decoding with draft and target on different accelerators.",
+    )
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_generate(commands)
+    _add_models(commands)
+    return parser
+
+
+def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("generate", help="complete prompts")
+    parser.add_argument("--config", required=True, metavar="FILE", help="see ray_configs/")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="one user message")
+    source.add_argument(
+        "--input",
+        metavar="FILE",
+        help="JSONL, each line with 'prompt' or OpenAI 'messages', optionally 'id', max_tokens, "
+        "temperature, top_p, top_k, seed, stop",
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="JSONL, written as requests finish; default: stdout"
+    )
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    parser.add_argument("--seed", type=int, metavar="S")
+    parser.add_argument(
+        "--compare", action="store_true", help="also decode plainly; compare speed and outputs"
+    )
+
+
+def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("models", help="list and fetch models that have an alias")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("list", help="aliases, and what is in the cache")
+    fetch = actions.add_parser("fetch", help="bring a model into the cache")
+    fetch.add_argument("alias")
+    fetch.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

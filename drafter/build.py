@@ -1,0 +1,24 @@
+"""From a drafter's configuration to its draft model."""
+
+from __future__ import annotations
+
+from paceline.drafter.config import DrafterConfig
+from paceline.drafter.model import DraftModel
+from paceline.drafter.ngram import NgramDrafter
+
+
+def build_draft_model(config: DrafterConfig, target_dtype: str) -> DraftModel:
+    """Returns the loaded draft model that ``config`` names.
+
+    Raises:
+        UserError: it cannot be loaded as configured.
+    """
+    if config.method == "ngram":
+        return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    assert config.method == "draft_model", "checked by DrafterConfig"
+    # Only now: a drafter without a model needs no torch.
+    from paceline.drafter.draft_model import CausalLMDrafter
+
+    model = CausalLMDrafter(config, config.dtype or target_dtype)
+    model.load()
+    return model
