@@ -1,1 +1,0 @@
-"""Tests; a package so that fakes are imported as tests.fakes."""

@@ -1,0 +1,158 @@
+"""Real vLLM engines on a tiny model, shared by the tests of a module."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import tempfile
+import threading
+import warnings
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.scheduler.config import SpeculationConfig
+from paceline.transport import TransportConfig
+from paceline.verifier.config import TargetConfig
+from paceline.verifier.engine import GenerationRequest, Speculation, VerifierEngine
+from paceline.verifier.environment import engine_environment
+from tests.tiny import VOCAB_SIZE, make_tiny_llama
+
+# Before torch and vLLM are imported, in this process and in those that it starts.
+os.environ.update(engine_environment(TargetConfig(model="tiny")))
+with warnings.catch_warnings():
+    # vLLM's own imports warn of what its dependencies deprecate.
+    warnings.simplefilter("ignore")
+    import vllm.v1.engine.async_llm  # noqa: F401
+
+
+class EngineHost:
+    """An engine and the asyncio loop that it lives in, driven from the test's thread."""
+
+    def __init__(self, engine: VerifierEngine, control: str) -> None:
+        self._engine = engine
+        self.control = control
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-loop")
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Starts ``coroutine`` in the engine's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def start(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.submit(self._engine.start()).result(600)
+
+    def begin(self, request: GenerationRequest) -> Future[Any]:
+        """Submits a request and returns at once."""
+        return self.submit(self._engine.generate(request))
+
+    def generate(self, requests: list[GenerationRequest], concurrency: int) -> list[Any]:
+        """Completes ``requests``, so many at a time; returns their results in order."""
+
+        async def run() -> list[Any]:
+            gate = asyncio.Semaphore(concurrency)
+
+            async def one(request: GenerationRequest) -> Any:
+                async with gate:
+                    return await self._engine.generate(request)
+
+            return await asyncio.gather(*(one(request) for request in requests))
+
+        return list(self.submit(run()).result(600))
+
+    def close(self) -> None:
+        self.submit(self._engine.close()).result(60)
+        with warnings.catch_warnings():
+            # vLLM leaves its ZeroMQ contexts to the garbage collector.
+            warnings.simplefilter("ignore")
+            gc.collect()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+_numbers = iter(range(1 << 30))
+
+
+def prompt(seed: int, length: int, max_tokens: int = 40, **sampling: Any) -> GenerationRequest:
+    """Returns a request with a random prompt; equal arguments give an equal prompt."""
+    generator = random.Random(f"{seed}/{length}")
+    return GenerationRequest(
+        request_id=f"r{next(_numbers)}",
+        prompt_token_ids=[generator.randrange(1, VOCAB_SIZE) for _ in range(length)],
+        sampling={
+            "temperature": 0,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "detokenize": False,
+            **sampling,
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def run_folder() -> Iterator[Path]:
+    # Not pytest's: a socket's path has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="pl-") as folder:
+        yield Path(folder)
+
+
+def tiny_target(folder: Path, **changes: Any) -> TargetConfig:
+    """Returns the configuration of the tiny target."""
+    values: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_seqs": 8,
+        "kv_cache_gib": 0.1,
+        **changes,
+    }
+    values["engine_args"] = {"skip_tokenizer_init": True, **changes.get("engine_args", {})}
+    return TargetConfig(**values)
+
+
+def speculation(
+    run_folder: Path, name: str, k: int, patience_ms: float = 5000, **changes: Any
+) -> Speculation:
+    """Returns what a drafted engine needs; patience is long, so that no test hangs on timing."""
+    return Speculation(
+        num_speculative_tokens=k,
+        control=f"ipc://{run_folder}/{name}.sock",
+        key_file=None,
+        config=SpeculationConfig(patience_ms=patience_ms, **changes),
+        transport=TransportConfig(),
+    )
+
+
+def start_engine(
+    target: TargetConfig, spec: Speculation | None, run_folder: Path, name: str
+) -> EngineHost:
+    """Starts an engine; the caller closes it."""
+    host = EngineHost(VerifierEngine(target, spec, run_folder, name), spec.control if spec else "")
+    try:
+        host.start()
+    except BaseException:
+        host.close()
+        raise
+    return host
+
+
+@pytest.fixture(scope="session")
+def plain(tiny_folder: Path, run_folder: Path) -> Iterator[EngineHost]:
+    """Plain vLLM on the tiny target: what every output is compared with."""
+    host = start_engine(tiny_target(tiny_folder), None, run_folder, "plain")
+    yield host
+    host.close()

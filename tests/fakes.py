@@ -1,0 +1,183 @@
+"""Scripted drafters: they speak the real protocol over real sockets, and propose what a test says.
+
+A script decides what to send when a proposal is due. Nothing here sleeps: a late proposal is one
+that is sent after the commit that follows it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+
+from paceline.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Commit,
+    Hello,
+    Open,
+    Proposal,
+    Proposed,
+    Reopen,
+    Welcome,
+)
+from paceline.transport import CurveKeys, Dealer, wait_any, wake_descriptor
+
+Oracle = Callable[[list[int], int], list[int]]
+"""From all committed tokens and a number k to the k tokens that the target will choose next."""
+
+Script = Callable[[int, list[int]], Iterable[Proposed]]
+"""From a handle and its committed tokens to what is sent now."""
+
+
+def oracle_of(sequences: Iterable[list[int]]) -> Oracle:
+    """Returns an oracle that knows whole sequences (prompt and plain decoding's output)."""
+    known = [list(sequence) for sequence in sequences]
+
+    def continuation(tokens: list[int], k: int) -> list[int]:
+        for sequence in known:
+            if sequence[: len(tokens)] == tokens:
+                return sequence[len(tokens) : len(tokens) + k]
+        return []
+
+    return continuation
+
+
+def proposed(handle: int, tokens: list[int], drafts: list[int]) -> Proposed:
+    """Returns a proposal behind ``tokens``."""
+    return Proposed(handle=handle, base_length=len(tokens), tokens=drafts, confidence=[])
+
+
+def perfect(oracle: Oracle, k: int) -> Script:
+    """Proposes what the target will choose."""
+    return lambda handle, tokens: [proposed(handle, tokens, oracle(tokens, k))]
+
+
+def wrong(oracle: Oracle, k: int, vocab_size: int) -> Script:
+    """Proposes tokens of which none is what the target will choose."""
+    return lambda handle, tokens: [
+        proposed(handle, tokens, [(token + 1) % vocab_size for token in oracle(tokens, k)])
+    ]
+
+
+def late(oracle: Oracle, k: int) -> Script:
+    """Proposes what the target will choose, each time only after the next commit."""
+    held: dict[int, Proposed] = {}
+
+    def script(handle: int, tokens: list[int]) -> Iterable[Proposed]:
+        previous = held.get(handle)
+        held[handle] = proposed(handle, tokens, oracle(tokens, k))
+        return [previous] if previous is not None else []
+
+    return script
+
+
+class Death(Exception):
+    """Raised by a script: the drafter vanishes without a word."""
+
+
+def dying(script: Script, after: int) -> Script:
+    """Does as ``script`` does ``after`` times, then dies."""
+    count = 0
+
+    def mortal(handle: int, tokens: list[int]) -> Iterable[Proposed]:
+        nonlocal count
+        count += 1
+        if count > after:
+            raise Death
+        return script(handle, tokens)
+
+    return mortal
+
+
+class FakeDrafter:
+    """A scripted drafter in a thread; use it with ``with``, which returns once it is welcomed."""
+
+    def __init__(
+        self,
+        address: str,
+        script: Script,
+        *,
+        k: int,
+        name: str = "fake",
+        method: str = "scripted",
+        keys: CurveKeys | None = None,
+    ) -> None:
+        self._address = address
+        self._script = script
+        self._keys = keys
+        self._hello = Hello(
+            protocol_versions=[PROTOCOL_VERSION],
+            drafter=name,
+            incarnation=secrets.randbits(62) + 1,
+            method=method,
+            vocab_size=0,
+            tokenizer_fingerprint="",
+            num_speculative_tokens=k,
+            max_requests=64,
+        )
+        self._stopping = False
+        self._welcomed = threading.Event()
+        self.dead = threading.Event()
+        """Set when its socket is closed."""
+        self.tokens: dict[int, list[int]] = {}
+        """Committed tokens of the open requests, by handle."""
+        self.num_opened = 0
+        self._thread = threading.Thread(target=self._run, name=f"fake-{name}")
+
+    def __enter__(self) -> FakeDrafter:
+        self._thread.start()
+        assert self._welcomed.wait(60), "the verifier did not welcome the drafter"
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stopping = True
+        if not self.dead.is_set():
+            os.eventfd_write(self._wake, 1)
+        self._thread.join()
+
+    def _run(self) -> None:
+        identity = f"{self._hello.drafter}/{self._hello.incarnation:x}".encode()
+        with (
+            wake_descriptor() as self._wake,
+            Dealer(self._address, 1024, self._keys, identity) as dealer,
+        ):
+            try:
+                while not self._stopping:
+                    if not self._welcomed.is_set():
+                        dealer.send(self._hello)
+                    wait_any([dealer], self._wake, 0.05 if not self._welcomed.is_set() else 10)
+                    while (message := dealer.receive()) is not None:
+                        self._take(dealer, message)
+            except Death:
+                pass
+        self.dead.set()
+
+    def _take(self, dealer: Dealer, message: object) -> None:
+        match message:
+            case Welcome():
+                self._welcomed.set()
+            case Open():
+                self.num_opened += 1
+                self.tokens[message.handle] = message.prompt_ids + message.output_ids
+                if message.output_ids:
+                    self._propose(dealer, [message.handle])
+            case Commit():
+                due = []
+                for commit in message.commits:
+                    tokens = self.tokens.get(commit.handle)
+                    if tokens is None or len(tokens) < commit.base_length:
+                        dealer.send(Reopen(handles=[commit.handle]))
+                        continue
+                    tokens[commit.base_length :] = commit.tokens
+                    due.append(commit.handle)
+                self._propose(dealer, due)
+            case Close():
+                for handle in message.handles:
+                    self.tokens.pop(handle, None)
+
+    def _propose(self, dealer: Dealer, due: list[int]) -> None:
+        proposals = [p for handle in due for p in self._script(handle, self.tokens[handle])]
+        if proposals:
+            dealer.send(Proposal(proposals=proposals))

@@ -1,0 +1,103 @@
+"""Hypothesis strategies for every message, with the extremes that the contract allows."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from paceline.messages import (
+    MAX_SEQUENCE_TOKENS,
+    MAX_SPECULATIVE_TOKENS,
+    Close,
+    Commit,
+    Committed,
+    Hello,
+    Message,
+    Open,
+    Ping,
+    Pong,
+    Proposal,
+    Proposed,
+    Refuse,
+    Reopen,
+    Sampling,
+    Welcome,
+)
+
+handles = st.integers(1, (1 << 63) - 1)
+token_ids = st.integers(0, (1 << 31) - 1)
+lengths = st.integers(0, MAX_SEQUENCE_TOKENS)
+tokens = st.lists(token_ids, max_size=20)
+drafts = st.lists(token_ids, max_size=MAX_SPECULATIVE_TOKENS)
+# Lone surrogates are no characters, and no text of ours holds any.
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+k = st.integers(1, MAX_SPECULATIVE_TOKENS)
+counts = st.integers(0, (1 << 63) - 1)
+finite = st.floats(allow_nan=False)
+probabilities = st.floats(0.0, 1.0)
+
+committed = st.builds(
+    Committed,
+    handle=handles,
+    base_length=lengths,
+    num_accepted=st.integers(0, MAX_SPECULATIVE_TOKENS),
+    tokens=tokens,
+)
+
+
+@st.composite
+def proposed(draw: st.DrawFn) -> Proposed:
+    """One request's drafts, with a confidence for each of them or for none."""
+    chosen = draw(drafts)
+    with_confidence = draw(st.booleans())
+    size = len(chosen) if with_confidence else 0
+    return Proposed(
+        handle=draw(handles),
+        base_length=draw(lengths),
+        tokens=chosen,
+        confidence=draw(st.lists(probabilities, min_size=size, max_size=size)),
+    )
+
+
+def _hashes() -> SearchStrategy[list[bytes]]:
+    return st.lists(st.binary(max_size=64), max_size=5)
+
+
+by_type: dict[type[Message], SearchStrategy[Message]] = {
+    Hello: st.builds(
+        Hello,
+        protocol_versions=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=16),
+        drafter=texts,
+        incarnation=handles,
+        method=texts,
+        vocab_size=counts,
+        tokenizer_fingerprint=texts,
+        num_speculative_tokens=k,
+        max_requests=st.integers(1, (1 << 63) - 1),
+    ),
+    Welcome: st.builds(
+        Welcome,
+        protocol_version=st.integers(0, 255),
+        incarnation=handles,
+        vocab_size=st.integers(1, 1 << 31),
+        num_speculative_tokens=k,
+        max_model_len=lengths,
+        data_parallel_rank=st.integers(0, 1 << 20),
+    ),
+    Refuse: st.builds(Refuse, reason=texts),
+    Ping: st.builds(Ping, incarnation=handles, num_requests=counts),
+    Pong: st.builds(Pong, incarnation=handles, welcomed=st.booleans()),
+    Open: st.builds(
+        Open,
+        handle=handles,
+        prompt_ids=tokens,
+        output_ids=tokens,
+        block_hashes=_hashes(),
+        num_computed_tokens=lengths,
+        sampling=st.builds(Sampling, temperature=finite, top_k=counts, top_p=finite),
+    ),
+    Commit: st.builds(Commit, commits=st.lists(committed, max_size=5)),
+    Proposal: st.builds(Proposal, proposals=st.lists(proposed(), max_size=5)),
+    Reopen: st.builds(Reopen, handles=st.lists(handles, max_size=9)),
+    Close: st.builds(Close, handles=st.lists(handles, max_size=9)),
+}
