@@ -1,1 +1,1 @@
-"""The composition root: Ray placement and actors, the Serve app, jobs and the command line."""
+"""The composition root: Ray actors and the command line."""

@@ -19,7 +19,7 @@ from paceline.cluster.actors import DrafterActor, VerifierActor
 from paceline.cluster.config import PacelineConfig
 from paceline.drafter.preflight import check_drafter
 from paceline.errors import ConfigError, EngineDeadError, PacelineError
-from paceline.transport import CurveKeys
+from paceline.transport import CurveKeys, probe_bind
 from paceline.verifier.engine import Speculation
 from paceline.verifier.environment import engine_environment
 from paceline.verifier.preflight import check_target
@@ -94,6 +94,8 @@ class Runtime:
         address = config.cluster.address or os.environ.get("RAY_ADDRESS")
         if address is None:
             # On a cluster, folders are where the actors are, and the actors check them.
+            if config.transport.control != "auto":
+                probe_bind(config.transport.control)
             resolved = check_target(target)
             for drafter in config.active_drafters:
                 check_drafter(drafter, resolved, target.dtype)
@@ -152,6 +154,7 @@ class Runtime:
         target = self._config.target
         actor = VerifierActor.options(
             num_cpus=target.threads * target.tensor_parallel_size,
+            num_gpus=target.tensor_parallel_size if ray.cluster_resources().get("GPU") else 0,
             runtime_env={"env_vars": engine_environment(target)},
         ).remote(target, speculation, keys, str(run_folder), name)
         stack.callback(_end, actor, "close", None)

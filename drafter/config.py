@@ -24,8 +24,8 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One of ``METHODS``."""
     model: str | None = None
     """The draft: an alias, a local Hugging Face folder or a hub id; only methods with a model."""
-    device: str = "cpu"
-    """``cpu``, or ``cuda`` for a GPU (ROCm's included)."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """``cuda`` is a GPU, ROCm's included; Ray says which one."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the draft; default: the target's."""
     replicas: int = 1
@@ -65,5 +65,3 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"prompt_lookup_min is {self.prompt_lookup_min}, it lies between 1 and "
                 f"prompt_lookup_max ({self.prompt_lookup_max})"
             )
-        if self.device != "cpu" and not self.device.startswith("cuda"):
-            raise ValueError(f"device is {self.device}; write cpu, or cuda for a GPU")

@@ -12,7 +12,7 @@ may add some, missing or mistyped ones make the message a ``ProtocolError``.
 | Commit          | verifier → drafter | after each verification pass, all requests in one message |
 | Proposal        | drafter → verifier | drafts, all requests of one draft batch in one message    |
 | Reopen          | drafter → verifier | the drafter has lost track of a request                   |
-| Close           | verifier → drafter | finished, aborted or handed over                          |
+| Close           | verifier → drafter | finished or aborted                                       |
 
 Commit and Proposal carry a list because a pass and a draft batch serve many requests at once: one
 message keeps them together, so that the drafter's next batch is the verifier's last pass.
@@ -126,7 +126,7 @@ class Open(_Message, frozen=True, kw_only=True):
     """Never used twice by one incarnation of the verifier."""
     prompt_ids: Tokens
     output_ids: Tokens
-    """What is committed already; empty for a new request. Not empty: a proposal is due."""
+    """What is committed already; empty for a new request. Not empty: a proposal is welcome."""
     block_hashes: Annotated[
         list[Annotated[bytes, msgspec.Meta(max_length=64)]],
         msgspec.Meta(max_length=MAX_SEQUENCE_TOKENS),

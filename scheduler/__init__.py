@@ -1,1 +1,1 @@
-"""The decisions, pure: what runs next, what to draft and how long to wait."""
+"""The decisions, pure: what runs next, and how long to wait for a proposal."""

@@ -3,7 +3,7 @@
 States of a request, all derived from its fields:
 
     unassigned  drafter is None: nobody drafts for it, it runs undrafted
-    opened      the drafter was told, the first token is not there yet (prefill)
+    opened      the drafter was told, no commit has gone out yet: prefill, or just handed over
     due         a commit went out, its proposal has not come: ``due_since`` is set
     ready       a proposal that continues exactly what is committed: ``proposal`` is not empty
     declined    the drafter had nothing to propose at this length: neither due nor ready
@@ -55,7 +55,8 @@ class RequestState:
             return False
         if num_committed == 0:
             self.due_since = None
-            self.proposal = tokens
+            # An older proposal may still fit where the drafter now has none.
+            self.proposal = tokens or self.proposal
             return True
         if self.due_since is None:
             # The drafter has already answered for the present length.

@@ -27,6 +27,8 @@ from paceline.scheduler.events import (
 from paceline.scheduler.plan import StepPlan, plan_step
 from paceline.scheduler.request import RequestState
 
+MAX_ANSWERS_OWED = 1024
+
 
 @dataclass(kw_only=True, slots=True)
 class DrafterState:
@@ -36,10 +38,31 @@ class DrafterState:
     max_requests: int
     handles: set[int] = field(default_factory=set)
     """Requests that it drafts for."""
-    suspect: bool = False
-    """Its last answer took longer than the patience, or the patience ended without one: it is not
-    waited for until an answer, used or not, has come in time again. So a drafter that is dead, or
-    too slow for this target, costs one wait and not one in each round."""
+    num_expired: int = 0
+    """How often in a row the patience for it ended without an answer."""
+    answers_owed: int = 0
+    """Answers that must come in time before it is waited for again; see ``expire``."""
+
+    @property
+    def suspect(self) -> bool:
+        """Whether nobody waits for it. Its proposals are used all the same, where they fit."""
+        return self.answers_owed > 0
+
+    def expire(self) -> None:
+        """The patience ended: it is waited for again once it has answered in time, and after each
+        further time twice as often. So a dead drafter, or one too slow for this target, costs one
+        wait, and one that behaves only while nobody waits for it ever fewer."""
+        self.num_expired += 1
+        self.answers_owed = min(1 << (self.num_expired - 1), MAX_ANSWERS_OWED)
+
+    def answer(self, in_time: bool, is_current: bool) -> None:
+        """An answer came, used or not; ``is_current``: it continues what is committed now."""
+        if not in_time:
+            self.answers_owed = max(self.answers_owed, 1)
+        elif self.answers_owed:
+            self.answers_owed -= 1
+        elif is_current:
+            self.num_expired = 0
 
 
 class PipelineState:
@@ -91,10 +114,9 @@ class PipelineState:
         for handle in plan.held:
             self.requests[handle].holds_in_row += 1
             self.requests[handle].counters.holds += 1
-        for handle in plan.patience_ended:
-            name = self.requests[handle].drafter
+        for name in {self.requests[handle].drafter for handle in plan.patience_ended}:
             if name is not None:
-                self.drafters[name].suspect = True
+                self.drafters[name].expire()
         return plan
 
     def validate(self) -> None:
@@ -136,7 +158,10 @@ class PipelineState:
             return []  # closed or handed over while the proposal was under way: nobody's fault
         answer_time = request.answer_time(event.base_length, event.now)
         if answer_time is not None:
-            self.drafters[event.drafter].suspect = answer_time > self._patience
+            self.drafters[event.drafter].answer(
+                in_time=answer_time <= self._patience,
+                is_current=event.base_length == request.length,
+            )
         if not request.take_proposal(event.base_length, event.tokens):
             request.counters.stale += 1
         return []

@@ -124,6 +124,10 @@ class FakeDrafter:
         self.tokens: dict[int, list[int]] = {}
         """Committed tokens of the open requests, by handle."""
         self.num_opened = 0
+        self.opened = threading.Event()
+        """Set when a request was opened."""
+        self.all_closed = threading.Event()
+        """Set when the last open request was closed."""
         self._thread = threading.Thread(target=self._run, name=f"fake-{name}")
 
     def __enter__(self) -> FakeDrafter:
@@ -160,6 +164,7 @@ class FakeDrafter:
                 self._welcomed.set()
             case Open():
                 self.num_opened += 1
+                self.opened.set()
                 self.tokens[message.handle] = message.prompt_ids + message.output_ids
                 if message.output_ids:
                     self._propose(dealer, [message.handle])
@@ -176,6 +181,8 @@ class FakeDrafter:
             case Close():
                 for handle in message.handles:
                     self.tokens.pop(handle, None)
+                if not self.tokens:
+                    self.all_closed.set()
 
     def _propose(self, dealer: Dealer, due: list[int]) -> None:
         proposals = [p for handle in due for p in self._script(handle, self.tokens[handle])]

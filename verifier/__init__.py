@@ -1,1 +1,1 @@
-"""The target's side: hooks into vLLM that verify proposals and export hidden states."""
+"""The target's side: vLLM engines that take drafts from elsewhere."""

@@ -175,6 +175,11 @@ class ControlThread:
                 return
             identity, message = received
             if self._strikes.get(identity, 0) >= MAX_STRIKES:
+                if isinstance(message, Hello):
+                    reason = (
+                        f"drafter {message.drafter} was cut off after {MAX_STRIKES} bad messages"
+                    )
+                    self._send(identity, Refuse(reason=f"{reason}; see the verifier's log"))
                 continue
             if isinstance(message, ProtocolError):
                 self._strike(identity, str(message))
@@ -225,12 +230,12 @@ class ControlThread:
             answer.num_speculative_tokens,
             hello.incarnation,
         )
-        self._send(identity, answer)
         self._post(
             DrafterJoined(
                 drafter=hello.drafter, method=hello.method, max_requests=hello.max_requests
             )
         )
+        self._send(identity, answer)
 
     def _propose(self, identity: bytes, peer: _Peer, message: Proposal) -> None:
         events: list[Event] = []
@@ -264,11 +269,15 @@ class ControlThread:
             self._lose(identity)
 
     def _expire(self) -> None:
+        """Drops who is gone. Each peer is sent a word, since ZeroMQ tells of a lost connection
+        only when something is sent."""
         limit = self._clock() - self._config.heartbeat_timeout_ms / 1000
         for identity, peer in list(self._peers.items()):
             if peer.last_heard < limit:
                 logger.warning("drafter %s has gone silent", peer.name)
                 self._lose(identity)
+            else:
+                self._send(identity, Pong(incarnation=self._target.incarnation, welcomed=True))
 
     def _lose(self, identity: bytes) -> None:
         peer = self._peers.pop(identity, None)

@@ -164,7 +164,7 @@ class VerifierEngine:
         }
 
     def _explain(self, error: Exception, log: Path) -> Exception:
-        name, text = root_cause(log) or (type(error).__name__, str(error).splitlines()[0])
+        name, text = root_cause(log) or (type(error).__name__, " ".join(str(error).split()))
         if "KV cache" in text or "max_model_len" in text or "max seq len" in text:
             return ConfigError(
                 f"the target {self._target.model} does not fit: {text} (set target.kv_cache_gib, "
@@ -192,12 +192,13 @@ class VerifierEngine:
         started = time.monotonic()
         first_token_at: float | None = None
         output: RequestOutput | None = None
+        prompt, sampling = self._prompt(request), self._sampling(request)
         try:
-            prompt, sampling = self._prompt(request), self._sampling(request)
             async for output in self._engine.generate(prompt, sampling, request.request_id):
                 if first_token_at is None and output.outputs[0].token_ids:
                     first_token_at = time.monotonic()
-        except (VLLMValidationError, ValueError, TypeError) as error:
+        except (VLLMValidationError, ValueError) as error:
+            # vLLM's input processor checks the prompt and raises either of them.
             raise InputError(" ".join(str(error).split())) from error
         except VllmEngineDeadError as error:
             raise EngineDeadError("the target's engine has died; see its log") from error
@@ -210,17 +211,26 @@ class VerifierEngine:
         if request.prompt is not None:
             return request.prompt
         tokenizer = self._engine.get_tokenizer()
-        text = tokenizer.apply_chat_template(
-            request.messages, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            text = tokenizer.apply_chat_template(
+                request.messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template is a program: it may raise anything
+            raise InputError(
+                f"the target's chat template does not take these messages: {error}"
+            ) from error
         # The template writes the special tokens itself.
         return {"prompt_token_ids": tokenizer(text, add_special_tokens=False)["input_ids"]}
 
     def _sampling(self, request: GenerationRequest) -> SamplingParams:
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RequestOutputKind
 
-        return SamplingParams(**request.sampling, output_kind=RequestOutputKind.CUMULATIVE)
+        try:
+            return SamplingParams(**request.sampling, output_kind=RequestOutputKind.CUMULATIVE)
+        except (VLLMValidationError, ValueError, TypeError) as error:
+            raise InputError(" ".join(str(error).split())) from error
 
     async def close(self) -> None:
         """Ends the engine and its processes; may be called twice."""

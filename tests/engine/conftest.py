@@ -69,10 +69,10 @@ class EngineHost:
         return list(self.submit(run()).result(600))
 
     def close(self) -> None:
-        self.submit(self._engine.close()).result(60)
         with warnings.catch_warnings():
             # vLLM leaves its ZeroMQ contexts to the garbage collector.
             warnings.simplefilter("ignore")
+            self.submit(self._engine.close()).result(60)
             gc.collect()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -82,9 +82,9 @@ class EngineHost:
 _numbers = iter(range(1 << 30))
 
 
-def prompt(seed: int, length: int, max_tokens: int = 40, **sampling: Any) -> GenerationRequest:
+def prompt(number: int, length: int, max_tokens: int = 40, **sampling: Any) -> GenerationRequest:
     """Returns a request with a random prompt; equal arguments give an equal prompt."""
-    generator = random.Random(f"{seed}/{length}")
+    generator = random.Random(f"{number}/{length}")
     return GenerationRequest(
         request_id=f"r{next(_numbers)}",
         prompt_token_ids=[generator.randrange(1, VOCAB_SIZE) for _ in range(length)],
@@ -125,7 +125,7 @@ def tiny_target(folder: Path, **changes: Any) -> TargetConfig:
 
 
 def speculation(
-    run_folder: Path, name: str, k: int, patience_ms: float = 5000, **changes: Any
+    run_folder: Path, name: str, k: int, patience_ms: float = 2000, **changes: Any
 ) -> Speculation:
     """Returns what a drafted engine needs; patience is long, so that no test hangs on timing."""
     return Speculation(

@@ -83,7 +83,7 @@ def test_output_equals_plain_decoding(
     elif behaviour == "late" and k == 1:
         assert proposed == 0  # one token late leaves nothing of one token
     else:
-        assert accepted == proposed > 0
+        assert accepted == proposed > 0, counts
     if behaviour == "perfect":
         for result, count in zip(results, counts, strict=True):
             check_perfect_counts(result, count, k)

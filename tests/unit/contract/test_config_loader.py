@@ -142,7 +142,7 @@ def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
 
 
 def test_parse_names_the_source_it_was_given() -> None:
-    with pytest.raises(ConfigError, match="^the job: unknown key 'nane'"):
+    with pytest.raises(ConfigError, match=r"^the job: unknown key 'nane'"):
         parse({"nane": 1}, Bike, source="the job")
 
 

@@ -60,6 +60,15 @@ def test_the_answer_for_the_present_length_replaces_a_trimmed_one() -> None:
     assert story.request().proposal == (71, 72)
 
 
+def test_an_empty_answer_for_the_present_length_leaves_a_trimmed_one() -> None:
+    story = due_story()
+    story.commit(60)
+    story.propose(4, 60, 61, 62)
+    story.propose(5)
+    assert story.request().proposal == (61, 62)
+    assert story.request().due_since is None
+
+
 def test_a_late_one_does_not_replace_the_answer_for_the_present_length() -> None:
     """Reordered: the newer of two proposals came first."""
     story = due_story()

@@ -13,7 +13,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     invariant,
-    multiple,
     precondition,
     rule,
 )
@@ -44,7 +43,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.knows: dict[str, dict[int, list[int]]] = {}
         """What each drafter that is here has been told; the far end of the commands."""
         self.passes_missed: dict[int, int] = {}
-        self.wait_began: float | None = None
+        self.sent: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+        """Base length and tokens of every proposal, by handle."""
 
     @property
     def state(self) -> PipelineState:
@@ -91,7 +91,7 @@ class AnyOrder(RuleBasedStateMachine):
         """Right drafts, for the present length or for one that has passed: late or doubled."""
         base = max(0, self.state.requests[handle].length - back)
         tokens = [truth(handle, base + offset) for offset in range(size)]
-        self.carry_out(self.story.propose(base, *tokens, handle=handle, drafter=drafter))
+        self.propose(drafter, handle, base, tuple(tokens))
 
     @rule(
         drafter=DRAFTERS,
@@ -102,7 +102,11 @@ class AnyOrder(RuleBasedStateMachine):
     def propose_garbage(
         self, drafter: str, handle: int, base: int, tokens: tuple[int, ...]
     ) -> None:
-        self.carry_out(self.story.propose(base, *tokens, handle=handle, drafter=drafter))
+        self.propose(drafter, handle, base, tokens)
+
+    def propose(self, drafter: str, handle: int, base: int, tokens: tuple[int, ...]) -> None:
+        self.sent.setdefault(handle, []).append((base, tokens))
+        assert self.story.propose(base, *tokens, handle=handle, drafter=drafter) == []
 
     @rule(drafter=DRAFTERS, handle=st.integers(1, 9))
     def reopen(self, drafter: str, handle: int) -> None:
@@ -113,13 +117,9 @@ class AnyOrder(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.story.now += seconds
 
-    @rule(target=handles, prefills=st.sets(st.integers(0, 5)), prefill_ready=st.booleans())
-    def step(self, prefills: set[int], prefill_ready: bool) -> object:
-        decodes = [
-            handle
-            for handle, request in self.state.requests.items()
-            if request.output_ids
-        ]
+    @rule(prefills=st.sets(st.integers(0, 5)), prefill_ready=st.booleans())
+    def step(self, prefills: set[int], prefill_ready: bool) -> None:
+        decodes = [handle for handle, request in self.state.requests.items() if request.output_ids]
         started = [h for h, r in self.state.requests.items() if not r.output_ids]
         prefilled = [started[index] for index in prefills if index < len(started)]
         plan = self.story.plan(*decodes, prefill_ready=bool(prefilled) or prefill_ready)
@@ -142,7 +142,6 @@ class AnyOrder(RuleBasedStateMachine):
             else:
                 self.passes_missed[handle] = 0
                 self.commit(handle, self.state.requests[handle].proposal)
-        return multiple()
 
     def commit(self, handle: int, proposal: tuple[int, ...]) -> None:
         """Verifies ``proposal`` at the committed length, as the target does."""
@@ -165,6 +164,18 @@ class AnyOrder(RuleBasedStateMachine):
         for handle, request in self.state.requests.items():
             text = [*request.prompt_ids, *request.output_ids]
             assert text == [truth(handle, position) for position in range(len(text))]
+
+    @invariant()
+    def a_proposal_starts_exactly_at_the_committed_length(self) -> None:
+        for handle, request in self.state.requests.items():
+            if not request.proposal:
+                continue
+            text = (*request.prompt_ids, *request.output_ids)
+            assert any(
+                (*text[:base], *tokens) == (*text, *request.proposal)
+                for base, tokens in self.sent[handle]
+                if base >= len(request.prompt_ids)
+            ), "it is no proposal's continuation of this text"
 
     @invariant()
     def each_drafter_knows_the_text_of_its_requests(self) -> None:

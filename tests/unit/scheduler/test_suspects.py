@@ -110,3 +110,39 @@ def test_a_new_incarnation_begins_without_suspicion() -> None:
     story.join()
     story.commit(60)
     assert story.plan(1) == wait(story.now + PATIENCE)
+
+
+def test_each_further_time_it_has_to_answer_twice_as_often() -> None:
+    """Else one that behaves only while nobody waits for it would cost a wait every other round."""
+    story = suspected()
+    for num_owed in (1, 2, 4, 8):
+        for number in range(num_owed):
+            story.commit(60)
+            assert story.plan(1) == RUN, f"{number} of {num_owed} answers are enough"
+            story.propose(story.request().length)
+        story.commit(60)
+        assert story.plan(1) == wait(story.now + PATIENCE)
+        story.now += PATIENCE
+        assert story.plan(1) == impatient(1)
+
+
+def test_once_it_has_answered_while_it_was_waited_for_all_is_forgotten() -> None:
+    story = suspected()
+    for _ in range(2):  # the first is owed, the second is waited for
+        story.commit(60)
+        story.propose(story.request().length)
+    story.commit(60)
+    story.now += PATIENCE
+    assert story.plan(1) == impatient(1)
+    story.commit(60)
+    story.propose(story.request().length)
+    story.commit(60)
+    assert story.plan(1) == wait(story.now + PATIENCE), "one answer is enough again"
+
+
+def test_many_requests_that_expire_together_count_once() -> None:
+    story = suspected(1, 2, 3)
+    story.commit(60)
+    story.propose(5)
+    story.commit(61)
+    assert story.plan(1) == wait(story.now + PATIENCE)

@@ -1,0 +1,210 @@
+"""The command line: what a user did wrong is one sentence and exit code 2, before Ray starts."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline import __version__, models
+from paceline.cluster import launch, models_command
+from paceline.errors import EngineDeadError
+
+
+@pytest.fixture(autouse=True)
+def keep_signals() -> Iterator[None]:
+    """The command line sets a handler, which is not this process's to keep."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_text("target: {model: /no/such/model}\ndrafters: [{name: n, method: ngram}]\n")
+    return path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """Returns the sentence that the arguments are refused with."""
+    assert launch.main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    [sentence] = captured.err.splitlines()
+    assert sentence.startswith("paceline: error: ")
+    return sentence.removeprefix("paceline: error: ")
+
+
+def test_a_missing_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sentence = refused(capsys, "generate", "--config", tmp_path / "no.yaml", "--prompt", "x")
+    assert (
+        sentence
+        == f"the configuration {tmp_path}/no.yaml cannot be read: No such file or directory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("taget: {model: m}", "unknown key 'taget'; did you mean 'target'?"),
+        ("target: {model: m}\ndrafters: [{name: a, method: ngam}]", "did you mean 'ngram'?"),
+        ("target: [", "is not valid YAML"),
+        ("", "holds no keys; start from one in ray_configs/"),
+    ],
+)
+def test_a_wrong_configuration(
+    capsys: pytest.CaptureFixture[str], config: Path, text: str, expected: str
+) -> None:
+    config.write_text(text)
+    sentence = refused(capsys, "generate", "--config", config, "--prompt", "x")
+    assert str(config) in sentence and expected in sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--max-tokens", "0"], "--max-tokens is 0, it must be at least 1"),
+        (["--temperature", "-1"], "--temperature is -1.0, it lies between 0 and 100"),
+        (["--temperature", "nan"], "--temperature is nan, it lies between 0 and 100"),
+    ],
+)
+def test_a_wrong_argument(
+    capsys: pytest.CaptureFixture[str], config: Path, arguments: list[str], expected: str
+) -> None:
+    assert refused(capsys, "generate", "--config", config, "--prompt", "x", *arguments) == expected
+
+
+def test_an_empty_prompt(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    sentence = refused(capsys, "generate", "--config", config, "--prompt", "  ")
+    assert sentence == "the prompt is empty; write what to complete behind --prompt"
+
+
+def test_an_input_that_is_missing_or_empty(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "in.jsonl"
+    assert "cannot be read" in refused(capsys, "generate", "--config", config, "--input", path)
+    path.write_text("\n")
+    assert "is empty" in refused(capsys, "generate", "--config", config, "--input", path)
+
+
+def test_an_output_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    sentence = refused(
+        capsys, "generate", "--config", config, "--prompt", "x", "--output", tmp_path
+    )
+    assert sentence == f"the output {tmp_path} cannot be written: is a directory"
+
+
+def test_a_model_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine it is looked for before Ray starts."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    sentence = refused(capsys, "generate", "--config", config, "--prompt", "x")
+    assert sentence == "the model folder '/no/such/model' does not exist: check the path"
+
+
+def test_an_alias_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no-such-alias" in refused(capsys, "models", "fetch", "no-such-alias")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["generat"],
+        ["generate"],
+        ["generate", "--config", "c"],
+        ["generate", "--config", "c", "--prompt", "x", "--input", "y"],
+        ["generate", "--config", "c", "--prompt", "x", "--max-tokens", "many"],
+        ["models"],
+    ],
+)
+def test_arguments_that_do_not_parse(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch.main(arguments)
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_models_list_needs_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launch.main(["models", "list"]) == 0
+    out = capsys.readouterr().out
+    assert all(alias in out for alias in models.ALIASES)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (EngineDeadError("the engine is gone"), 1, "paceline: error: the engine is gone"),
+        (KeyboardInterrupt(), 130, "paceline: interrupted"),
+        (
+            ModuleNotFoundError("No module named 'ray'", name="ray.x"),
+            2,
+            "paceline: error: 'models' needs the package ray, which is not installed; install "
+            "Paceline with its extra cpu or gpu",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_how_a_run_can_end(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    def run(arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(models_command, "run", run)
+    assert launch.main(["models", "list"]) == code
+    assert capsys.readouterr().err.splitlines() == [message]
+
+
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("paceline.x", name="paceline.x"), AssertionError("a bug")]
+)
+def test_a_bug_of_our_own_is_not_dressed_up(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def run(arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr(models_command, "run", run)
+    with pytest.raises(type(error)):
+        launch.main(["models", "list"])
+
+
+def test_a_request_to_terminate_ends_as_an_interrupt_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(arguments: object) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr(models_command, "run", run)
+    assert launch.main(["models", "list"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [("--help", "usage: paceline"), ("--version", f"paceline {__version__}")],
+)
+def test_the_installed_command_speaks(option: str, expected: str) -> None:
+    command = Path(sys.executable).parent / "paceline"
+    ended = subprocess.run([command, option], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(expected)
+    assert ended.stderr == ""

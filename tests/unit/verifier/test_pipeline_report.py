@@ -1,0 +1,63 @@
+"""The final word on a request: every count of it."""
+
+from __future__ import annotations
+
+from tests.unit.verifier.scripted import Rig, due_rig
+
+
+def test_a_report_holds_all_counts() -> None:
+    rig = due_rig()
+    assert rig.pipeline.step(["a"], prefill_ready=True).held == {"a"}
+    rig.arrive(1, 4, 60, 61, 62)
+    rig.arrive(1, 2, 9)
+    rig.pipeline.step(["a"], prefill_ready=True)
+    rig.commit(60, 61, 70, num_drafted=3, num_accepted=2)
+    rig.commit(71)
+    assert rig.pipeline.close("a", num_drafted=2, num_accepted=1, num_committed=2) == {
+        "method": "ngram",
+        "rounds": 3,
+        "drafted_rounds": 2,
+        "proposed": 5,
+        "accepted": 3,
+        "accepted_per_position": [2, 1, 0],
+        "holds": 1,
+        "stale": 1,
+    }
+
+
+def test_before_the_end_it_holds_the_counts_so_far() -> None:
+    rig = due_rig()
+    rig.commit(60, 70, num_drafted=1, num_accepted=1)
+    before = rig.pipeline.report("a")
+    assert before is not None and before["accepted"] == 1
+    rig.commit(71, 72, num_drafted=1, num_accepted=1)
+    assert before["accepted_per_position"] == [1], "what was reported changes"
+    after = rig.pipeline.report("a")
+    assert after is not None and after["accepted_per_position"] == [2]
+
+
+def test_without_a_drafter_there_is_no_method_and_nothing_was_drafted() -> None:
+    rig = Rig()
+    rig.admit()
+    rig.commit(50)
+    assert rig.pipeline.close("a", num_committed=1) == {
+        "method": None,
+        "rounds": 1,
+        "drafted_rounds": 0,
+        "proposed": 0,
+        "accepted": 0,
+        "accepted_per_position": [],
+        "holds": 0,
+        "stale": 0,
+    }
+
+
+def test_an_abort_between_passes_adds_no_round() -> None:
+    rig = due_rig()
+    report = rig.pipeline.close("a")
+    assert report is not None and report["rounds"] == 0
+
+
+def test_an_unknown_request_has_no_report() -> None:
+    assert Rig().pipeline.close("nobody") is None
+    assert Rig().pipeline.report("nobody") is None
