@@ -200,6 +200,7 @@ class _Job:
         if isinstance(plain, dict):
             line["equal_to_plain"] = self._compare(prompt, result, plain)
         self._write(line)
+        self._last_progress = time.monotonic()
 
     def _compare(self, prompt: Prompt, result: dict[str, Any], plain: dict[str, Any]) -> bool:
         assert self.comparison is not None

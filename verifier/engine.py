@@ -165,6 +165,8 @@ class VerifierEngine:
 
     def _explain(self, error: Exception, log: Path) -> Exception:
         name, text = root_cause(log) or (type(error).__name__, " ".join(str(error).split()))
+        # vLLM's own advice names arguments that are not the user's here.
+        text = text.partition(" Try ")[0].rstrip(".")
         if "KV cache" in text or "max_model_len" in text or "max seq len" in text:
             return ConfigError(
                 f"the target {self._target.model} does not fit: {text} (set target.kv_cache_gib, "
