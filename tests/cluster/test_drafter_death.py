@@ -42,7 +42,9 @@ def requests(wave: str, side: str) -> list[GenerationRequest]:
 
 
 def finish(actor: Any, wave: str, side: str) -> list[dict[str, Any]]:
-    return ray.get([actor.generate.remote(request) for request in requests(wave, side)])
+    refs = [actor.generate.remote(request) for request in requests(wave, side)]
+    results: list[dict[str, Any]] = ray.get(refs)
+    return results
 
 
 def process_id(drafter: Any) -> int:

@@ -18,7 +18,7 @@ from paceline.errors import EngineDeadError
 @pytest.fixture(autouse=True)
 def keep_signals() -> Iterator[None]:
     """The command line sets a handler, which is not this process's to keep."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     yield
     signal.signal(signal.SIGTERM, before)
 
