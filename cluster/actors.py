@@ -15,9 +15,12 @@ from paceline.drafter.build import build_draft_model
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.service import DraftService
 from paceline.drafter.session import make_hello
+from paceline.errors import UserError
 from paceline.transport import CurveKeys, TransportConfig
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.engine import GenerationRequest, Speculation, VerifierEngine
+
+logger = logging.getLogger("paceline.drafter")
 
 MAX_CONCURRENT_REQUESTS = 10_000
 """Requests that one verifier actor takes at a time; vLLM queues what does not fit a pass."""
@@ -82,6 +85,18 @@ class Drafter:
             UserError: the model cannot be loaded, or a verifier refuses this drafter.
         """
         logging.basicConfig(level=logging.INFO)
+        try:
+            self._run()
+        except UserError:
+            raise
+        except Exception:  # the outermost loop of this process
+            logger.exception(
+                "drafter %s has failed; its process ends and is started anew", self._name
+            )
+            # Ray restarts an actor that dies, and runs this task again; an error it would keep.
+            os._exit(1)
+
+    def _run(self) -> None:
         model = build_draft_model(self._config, self._target_dtype)
         hello = make_hello(
             drafter=self._name,

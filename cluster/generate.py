@@ -18,7 +18,7 @@ from paceline.cluster.config import load_config
 from paceline.cluster.inputs import BrokenLine, Prompt, count_lines, read_prompts
 from paceline.cluster.report import Comparison, Totals, row, summary, with_rates
 from paceline.cluster.runtime import Runtime, unwrapped
-from paceline.errors import ConfigError, InputError
+from paceline.errors import ConfigError, InputError, UserError
 from paceline.verifier.engine import GenerationRequest
 
 TIE = 1e-4
@@ -160,7 +160,7 @@ class _Job:
                 yield prompt, result
             totals.seconds += time.monotonic() - started
             started = time.monotonic()
-            self._runtime.check_alive()
+            self._report_drafters()
             self._show_progress()
         totals.seconds += time.monotonic() - started
 
@@ -233,6 +233,12 @@ class _Job:
         _say(f"{where}{reason}")
         if line:
             self._write({"id": line_id, "error": reason})
+
+    def _report_drafters(self) -> None:
+        try:
+            self._runtime.check_drafters()
+        except UserError as error:
+            _say(f"{error}; its requests go on undrafted")
 
     def _show_progress(self) -> None:
         if time.monotonic() - self._last_progress >= 5:

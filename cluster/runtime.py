@@ -78,8 +78,12 @@ class Runtime:
     ) -> None:
         self._stack.close()
 
-    def check_alive(self) -> None:
-        """Raises the error of a drafter that has given up; one that Ray restarts has not."""
+    def check_drafters(self) -> None:
+        """Raises the error of a drafter that has given up; one that Ray restarts has not.
+
+        Raises:
+            UserError: what the drafter has raised.
+        """
         done, self._run_refs = (
             ray.wait(self._run_refs, num_returns=len(self._run_refs), timeout=0)
             if self._run_refs
@@ -183,14 +187,14 @@ class Runtime:
         while refs:
             done, refs = ray.wait(refs, timeout=0.5)
             ray.get(done)
-            self.check_alive()
+            self.check_drafters()
             if time.monotonic() > deadline:
                 raise ConfigError(f"{what} was not ready within {START_TIMEOUT:.0f} s")
 
     def _await_welcome(self, actor: Any) -> None:
         deadline = time.monotonic() + START_TIMEOUT
         while not ray.get(actor.wait_welcomed.remote(0.2)):
-            self.check_alive()
+            self.check_drafters()
             if time.monotonic() > deadline:
                 raise ConfigError(f"a drafter was not ready within {START_TIMEOUT:.0f} s")
 

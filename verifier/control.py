@@ -128,6 +128,14 @@ class ControlThread:
             pass  # it is ringing already
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception:  # the outermost loop of this thread: the engine must not wait for it
+            logger.exception("the control thread has died: requests run undrafted from now on")
+            for identity in list(self._peers):
+                self._lose(identity)
+
+    def _loop(self) -> None:
         heartbeat = self._config.heartbeat_ms / 1000
         next_check = self._clock() + heartbeat
         while not self._stopping.is_set():

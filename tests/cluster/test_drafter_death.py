@@ -89,7 +89,7 @@ def test_kill_nine_in_mid_generation(tmp_path: Path) -> None:
 
         assert process_id(drafter) != victim
         while not ray.get(drafter.wait_welcomed.remote(1)):
-            runtime.check_alive()
+            runtime.check_drafters()
         again = finish(runtime.drafted, "second", "drafted")
         assert all(r["speculation"]["accepted"] > 0 for r in again)
         plain = finish(runtime.plain, "second", "plain")

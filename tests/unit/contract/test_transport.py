@@ -103,14 +103,15 @@ def test_sending_to_a_peer_that_has_gone_says_so(address: str) -> None:
 @pytest.mark.xfail(reason="the ROUTER lacks ROUTER_HANDOVER: the new link is never heard")
 def test_a_peer_that_dials_again_is_heard_though_its_old_link_still_stands(address: str) -> None:
     """After a partition the verifier's side of the old link can look alive for many minutes."""
-    with Router(address, 64, None) as router, dial(address) as old, dial(address) as new:
+    with Router(address, 64, None) as router, dial(address) as old:
         send_soon(old, PING)
         assert next_from(router) == (b"d", PING)
-        for number in range(1, 40):
-            new.send(Ping(incarnation=1, num_requests=number))
-            router.poll(10)
-            if router.receive() is not None:
-                return
+        with dial(address) as new:
+            for number in range(1, 40):
+                new.send(Ping(incarnation=1, num_requests=number))
+                router.poll(10)
+                if router.receive() is not None:
+                    return
         pytest.fail("nothing came over the new link")
 
 
