@@ -30,10 +30,13 @@ class PacelineConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cluster: ClusterConfig = ClusterConfig()
 
     def __post_init__(self) -> None:
-        names = [drafter.name for drafter in self.drafters]
+        names = [name for drafter in self.drafters for name in drafter.replica_names]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"drafters: the name '{name}' is used twice; names are unique")
+                raise ValueError(
+                    f"drafters: the name '{name}' is used twice; names are unique (replicas are "
+                    "NAME-0, NAME-1, …)"
+                )
 
     @property
     def active_drafters(self) -> list[DrafterConfig]:

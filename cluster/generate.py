@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import ray
 
 from paceline.cluster.config import load_config
-from paceline.cluster.inputs import BrokenLine, Prompt, count_lines, read_prompts
+from paceline.cluster.inputs import BrokenLine, Prompt, open_prompts
 from paceline.cluster.report import Comparison, Totals, row, summary, with_rates
 from paceline.cluster.runtime import Runtime, unwrapped
 from paceline.errors import ConfigError, InputError, UserError
@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
                 )
             ]
         else:
-            total = count_lines(Path(arguments.input))
-            prompts = read_prompts(Path(arguments.input))
+            total, prompts = open_prompts(Path(arguments.input))
         lines = _open_output(arguments, stack)
         runtime = stack.enter_context(Runtime(config, with_plain=arguments.compare, progress=_say))
         job = _Job(runtime, config.target.max_num_seqs, defaults, total, lines)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ SAMPLING_KEYS: dict[str, tuple[type, ...]] = {
     "stop": (str, list),
 }
 """Keys of an input line that override the command line's sampling, with their types."""
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,18 +62,25 @@ def read_prompts(path: Path) -> Iterator[Prompt | BrokenLine]:
         raise InputError(f"the input {path} cannot be read: {reason}") from error
 
 
-def count_lines(path: Path) -> int:
-    """Returns how many lines of ``path`` are not blank.
+def open_prompts(path: Path) -> tuple[int, Iterable[Prompt | BrokenLine]]:
+    """Returns how many lines ``path`` has that are not blank, and the lines.
+
+    A file is read twice and never held in memory; a pipe, which can be read once only, is.
 
     Raises:
-        InputError: the file cannot be read, or has none.
+        InputError: it cannot be read, or has no such line.
     """
-    number = sum(1 for _ in read_prompts(path))
+    if path.is_file():
+        number = sum(1 for _ in read_prompts(path))
+        prompts: Iterable[Prompt | BrokenLine] = read_prompts(path)
+    else:
+        prompts = list(read_prompts(path))
+        number = len(prompts)
     if number == 0:
         raise InputError(
             f"the input {path} is empty; each line is a JSON object with 'prompt' or 'messages'"
         )
-    return number
+    return number, prompts
 
 
 def _parse(number: int, raw: bytes) -> Prompt | BrokenLine:
@@ -84,7 +95,9 @@ def _parse(number: int, raw: bytes) -> Prompt | BrokenLine:
         return broken(f"it is not valid JSON ({error})")
     if not isinstance(values, dict):
         return broken("it is not a JSON object")
-    line_id = str(values.get("id", fallback_id))
+    if _SURROGATE.search(json.dumps(values, ensure_ascii=False)):
+        return broken("it holds half of a surrogate pair, which is no character")
+    line_id = fallback_id if values.get("id") is None else str(values["id"])
     prompt, messages = values.get("prompt"), values.get("messages")
     if (prompt is None) == (messages is None):
         return broken("it needs either 'prompt' or 'messages'", line_id)
@@ -99,6 +112,8 @@ def _parse(number: int, raw: bytes) -> Prompt | BrokenLine:
             continue
         if not isinstance(value, kinds) or isinstance(value, bool):
             return broken(f"'{key}' is {json.dumps(value)}, which is of the wrong type", line_id)
+        if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+            return broken(f"'{key}' is {json.dumps(value)}, which is no list of texts", line_id)
         sampling[key] = value
     return Prompt(line=number, id=line_id, prompt=prompt, messages=messages, sampling=sampling)
 

@@ -169,8 +169,7 @@ class Runtime:
     ) -> None:
         config = self._config
         for drafter in config.active_drafters:
-            for replica in range(drafter.replicas):
-                name = drafter.name if drafter.replicas == 1 else f"{drafter.name}-{replica}"
+            for name in drafter.replica_names:
                 actor = DrafterActor.options(
                     num_cpus=drafter.threads,
                     num_gpus=0 if drafter.device == "cpu" else 1,

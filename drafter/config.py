@@ -15,6 +15,10 @@ METHODS = {
 """What each method is, for messages and docs."""
 
 
+MAX_NAME = 100
+"""Bytes. With the replica's number and the incarnation it is a ZeroMQ routing id (at most 255)."""
+
+
 class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One pool of equal drafters."""
 
@@ -42,8 +46,8 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """``ngram``: the longest one; the longest match wins."""
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("name is empty")
+        if not 1 <= len(self.name.encode()) <= MAX_NAME:
+            raise ValueError(f"name '{self.name}' is empty or longer than {MAX_NAME} bytes")
         if self.method not in METHODS:
             nearest = difflib.get_close_matches(self.method, METHODS, n=1, cutoff=0.5)
             hint = f"did you mean '{nearest[0]}'?" if nearest else f"known are {', '.join(METHODS)}"
@@ -65,3 +69,10 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"prompt_lookup_min is {self.prompt_lookup_min}, it lies between 1 and "
                 f"prompt_lookup_max ({self.prompt_lookup_max})"
             )
+
+    @property
+    def replica_names(self) -> list[str]:
+        """The name of each replica."""
+        if self.replicas == 1:
+            return [self.name]
+        return [f"{self.name}-{number}" for number in range(self.replicas)]

@@ -66,6 +66,8 @@ class CausalLMDrafter(DraftModel):
         self._cache = KVSlots()
         self._model: Any = None
         self._max_length = 0
+        self._windows: dict[str, int | None] = {}
+        """Per kind of layer, how many tokens back it looks; None: all."""
 
     def load(self) -> None:
         """Loads the weights; before it no request may be opened.
@@ -81,7 +83,13 @@ class CausalLMDrafter(DraftModel):
                 f"drafter device is {self._device}, but torch sees no GPU; set device to cpu"
             )
         try:
-            model = AutoModelForCausalLM.from_pretrained(self._resolved, dtype=self._dtype)
+            model = AutoModelForCausalLM.from_pretrained(
+                self._resolved,
+                dtype=self._dtype,
+                # Takes the boolean masks that `_forward` makes; where a model has no such kernel,
+                # transformers says so.
+                attn_implementation="sdpa",
+            )
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
                 f"the draft model {self._name} cannot be loaded: {' '.join(str(error).split())}"
@@ -98,6 +106,13 @@ class CausalLMDrafter(DraftModel):
                 "can follow the target, choose another draft"
             )
         self._model = model.to(self._device).eval().requires_grad_(False)
+        window = getattr(config, "sliding_window", None)
+        default = "sliding_attention" if window else "full_attention"
+        layer_types = getattr(config, "layer_types", None) or [default]
+        self._windows = {
+            kind: int(window) if window and kind == "sliding_attention" else None
+            for kind in layer_types
+        }
         self._max_length = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
         self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
         self.tokenizer_fingerprint = models.tokenizer_fingerprint(self._resolved)
@@ -157,13 +172,12 @@ class CausalLMDrafter(DraftModel):
         input_ids = torch.tensor([p + [0] * (width - len(p)) for p in pieces])  # [R, Q]
         positions = starts[:, None] + torch.arange(width)  # [R, Q]
         self._cache.begin([state.slot for state in states], positions, self._device)
-        visible = torch.arange(int(positions.max()) + 1)  # [L]
-        mask = visible[None, None, None, :] <= positions[:, None, :, None]  # [R, 1, Q, L]
         decoder = getattr(self._model, self._model.base_model_prefix)
         hidden = decoder(
             input_ids=input_ids.to(self._device),
-            position_ids=positions.to(self._device),
-            attention_mask=mask.to(self._device),
+            # Padding may reach behind the last position that the model has; nobody reads it.
+            position_ids=positions.clamp(max=self._max_length - 1).to(self._device),
+            attention_mask=self._masks(positions),
             past_key_values=self._cache,
             use_cache=True,
         ).last_hidden_state  # [R, Q, hidden]
@@ -174,3 +188,15 @@ class CausalLMDrafter(DraftModel):
         ends = hidden[torch.arange(len(pieces)), sizes - 1]  # [R, hidden]
         logits: torch.Tensor = self._model.get_output_embeddings()(ends).float()
         return logits
+
+    def _masks(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Returns what each query [R, Q] may see, [R, 1, Q, L]; per kind of layer if it has two."""
+        queries = positions[:, None, :, None]  # [R, 1, Q, 1]
+        keys = torch.arange(int(positions.max()) + 1)  # [L]
+        masks = {}
+        for kind, window in self._windows.items():
+            mask = keys <= queries
+            if window is not None:
+                mask &= keys > queries - window
+            masks[kind] = mask.to(self._device)
+        return masks if len(masks) > 1 else next(iter(masks.values()))

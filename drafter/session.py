@@ -129,7 +129,9 @@ class Session:
         if request is None:
             return False
         known = len(request.tokens) - committed.base_length
-        if known < 0 or request.tokens[committed.base_length :] != committed.tokens[:known]:
+        end = committed.base_length + len(committed.tokens)
+        overlap = request.tokens[committed.base_length : end]
+        if known < 0 or overlap != committed.tokens[: len(overlap)]:
             return False
         if known < len(committed.tokens):
             request.tokens.extend(committed.tokens[known:])

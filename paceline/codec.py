@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.errors import ProtocolError
-from paceline.messages import MESSAGE_TYPES, PROTOCOL_VERSION, Message
+from paceline.messages import ANY_VERSION, MESSAGE_TYPES, PROTOCOL_VERSION, Message
 
 _MAGIC = b"PL"
 _TYPE_NUMBER = {message_type: number for number, message_type in enumerate(MESSAGE_TYPES)}
@@ -40,10 +40,10 @@ def decode(frames: Sequence[bytes]) -> Message:
     if len(frames) != 2 or len(frames[0]) != 4 or frames[0][:2] != _MAGIC:
         raise ProtocolError(f"{len(frames)} frames that do not begin as a message does")
     version, number = frames[0][2], frames[0][3]
-    if version != PROTOCOL_VERSION:
-        raise ProtocolError(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
     if number >= len(_DECODERS):
         raise ProtocolError(f"message type {number} is unknown")
+    if version != PROTOCOL_VERSION and MESSAGE_TYPES[number] not in ANY_VERSION:
+        raise ProtocolError(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
     try:
         message: Message = _DECODERS[number].decode(frames[1])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ errors, and the nearest right key is named.
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,22 @@ import msgspec
 import yaml
 
 from paceline.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain types only, and no key twice: the second would win without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"the key '{key.value}' is there twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,11 +55,14 @@ def load(path: str | Path, schema: type[ConfigT]) -> ConfigT:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"the configuration {path} cannot be read: {reason}") from error
     try:
-        values = yaml.safe_load(text)
+        values = _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise ConfigError(f"the configuration {path} is not valid YAML{where}") from error
+        what = f": {error.problem}" if getattr(error, "problem", None) else ""
+        raise ConfigError(f"the configuration {path} is not valid YAML{where}{what}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"the configuration {path} holds no keys; start from one in ray_configs/")
     return parse(values, schema, source=str(path))
@@ -54,16 +74,22 @@ def parse(values: Mapping[str, Any], schema: type[ConfigT], source: str) -> Conf
     try:
         return msgspec.convert(values, schema)
     except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at ")
-        place = where.strip("`").removeprefix("$").removeprefix(".")
-        field = f"{place}: " if place else ""
-        raise ConfigError(f"{source}: {field}{_plain(message)}") from error
+        message, at, where = str(error).rpartition(" - at `$")
+        place = where.removesuffix("`").removeprefix(".") if at else ""
+        message = message if at else str(error)
+        if error.__cause__ is None:  # msgspec's own words, not those of a __post_init__
+            message = _plain(message)
+        raise ConfigError(f"{source}: {place}{': ' if place else ''}{message}") from error
 
 
 def _plain(message: str) -> str:
     """msgspec's type names, in YAML's words."""
-    for name, word in (("`", ""), ("object", "a mapping"), ("array", "a list"), ("null", "empty")):
-        message = message.replace(name, word)
+    words = {"`": "", "object": "a mapping", "array": "a list", "null": "empty"}
+    parts = re.split("('.*')", message, flags=re.DOTALL)  # the user's value, quoted, stays as it is
+    for index in range(0, len(parts), 2):
+        for name, word in words.items():
+            parts[index] = parts[index].replace(name, word)
+    message = "".join(parts)
     return message[0].lower() + message[1:]
 
 

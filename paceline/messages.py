@@ -38,6 +38,9 @@ MAX_SEQUENCE_TOKENS = 1 << 21
 MAX_BATCH_REQUESTS = 1 << 14
 """More requests than any pass may hold."""
 
+MAX_REASON = 4096
+"""Characters of a Refuse's reason."""
+
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Handle = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE_TOKENS)]
@@ -90,7 +93,7 @@ class Welcome(_Message, frozen=True, kw_only=True):
 class Refuse(_Message, frozen=True, kw_only=True):
     """The verifier will not work with this drafter."""
 
-    reason: Annotated[str, msgspec.Meta(max_length=4096)]
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
     """One sentence for the user."""
 
 
@@ -145,8 +148,8 @@ class Committed(_Message, frozen=True, kw_only=True):
     """Tokens (prompt and output) before this pass."""
     num_accepted: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPECULATIVE_TOKENS)]
     """j: draft tokens accepted; 0 for an undrafted pass."""
-    tokens: Tokens
-    """The accepted drafts and the bonus token, in order; never empty."""
+    tokens: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=MAX_SEQUENCE_TOKENS)]
+    """The accepted drafts and the bonus token, in order."""
 
 
 class Commit(_Message, frozen=True, kw_only=True):
@@ -206,3 +209,7 @@ MESSAGE_TYPES: tuple[type[Message], ...] = (
     Close,
 )
 """The wire's type number of a message is its place here: append only, never reorder."""
+
+ANY_VERSION: tuple[type[Message], ...] = (Hello, Refuse)
+"""Read whatever the sender's version: how two versions tell each other apart. Never change them but
+by adding fields that have a default."""

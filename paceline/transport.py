@@ -8,8 +8,11 @@ verifier knows the drafters' public key, the drafters know the verifier's.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
+import re
+import socket
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +32,7 @@ from paceline.messages import Message
 MAX_MESSAGE_BYTES = 64 << 20
 """A longer frame closes its connection before it is read into memory."""
 
-_WILDCARDS = ("*", "0.0.0.0", "[::]", "::", "[::0]", "")
+_HOST_NAME = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
 
 
 class TransportConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,8 +52,10 @@ class TransportConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if self.control != "auto":
             check_address(self.control)
-        if self.high_water_mark < 1:
-            raise ValueError(f"high_water_mark is {self.high_water_mark}, it must be at least 1")
+        if not 1 <= self.high_water_mark <= 1_000_000:
+            raise ValueError(
+                f"high_water_mark is {self.high_water_mark}, it lies between 1 and 1000000"
+            )
         if not 0 < self.heartbeat_ms < self.heartbeat_timeout_ms:
             raise ValueError(
                 f"heartbeat_ms is {self.heartbeat_ms}, it must lie between 0 and "
@@ -94,9 +99,12 @@ class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, path: Path) -> CurveKeys:
         """Reads what ``save`` wrote; refuses a file that others can read."""
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise ConfigError(f"the key file {path} can be read by others; chmod it to 600")
-        return msgspec.json.decode(path.read_bytes(), type=cls)
+        try:
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise ConfigError(f"the key file {path} can be read by others; chmod it to 600")
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"the key file {path} cannot be read: {error}") from error
 
 
 def check_address(address: str) -> None:
@@ -108,14 +116,33 @@ def check_address(address: str) -> None:
             raise ValueError(f"control is {address}: a socket's path has at most 107 bytes")
         return
     host, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not separator or not colon or not port.isdigit():
+    is_number = port.isascii() and port.isdecimal()
+    if scheme != "tcp" or not separator or not colon or not is_number:
         raise ValueError(
             f"control is {address}: write auto, ipc:///path/of/a/socket or tcp://ADDRESS:PORT"
         )
-    if host in _WILDCARDS:
+    if not _names_one_interface(host):
         raise ValueError(f"control is {address}: name the address of one interface, no wildcard")
     if not 1 <= int(port) <= 65535:
         raise ValueError(f"control is {address}: a port lies between 1 and 65535")
+
+
+def _names_one_interface(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_unspecified
+    except ValueError:
+        # The socket library reads "0" and "0x0" as addresses, too; a name starts with a letter.
+        return _HOST_NAME.fullmatch(host) is not None
+
+
+def _is_served(path: str) -> bool:
+    """Whether a process listens on the socket file: binding it again would take it away."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True
 
 
 class _Endpoint:
@@ -171,9 +198,15 @@ class Router(_Endpoint):
     """The verifier's end: bound to one address, speaks with many drafters."""
 
     def __init__(self, address: str, high_water_mark: int, keys: CurveKeys | None) -> None:
+        if address.startswith("ipc://") and _is_served(address.removeprefix("ipc://")):
+            raise ConfigError(
+                f"transport.control is {address}, which another process serves; choose another path"
+            )
         super().__init__(zmq.ROUTER, address, high_water_mark)
         # Without it a message to a peer that has gone, or whose queue is full, vanishes silently.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # A drafter that dials again while its old connection still looks alive takes it over.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._authenticator: zmq.auth.thread.ThreadAuthenticator | None = None
         if keys is not None:
             self._authenticate(keys)
@@ -271,9 +304,8 @@ class Dealer(_Endpoint):
 
 def probe_bind(address: str) -> None:
     """Raises ``ConfigError`` if ``address`` cannot be bound now: said before a model is loaded."""
-    if address.startswith("tcp://"):
-        with Router(address, 1, None):
-            pass
+    with Router(address, 1, None):
+        pass
 
 
 @contextmanager

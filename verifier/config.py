@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from paceline.config import Config
@@ -55,8 +56,8 @@ class TargetConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len is {self.max_model_len}, it must be at least 2")
-        if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
-            raise ValueError(f"kv_cache_gib is {self.kv_cache_gib}, it must be above 0")
+        if self.kv_cache_gib is not None and not 0 < self.kv_cache_gib < math.inf:
+            raise ValueError(f"kv_cache_gib is {self.kv_cache_gib}, it must be a number above 0")
         for name in self.engine_args:
             if name in OWNED_ENGINE_ARGS:
                 instead = OWNED_ENGINE_ARGS[name]

@@ -97,6 +97,7 @@ class ControlThread:
         if self._thread.is_alive():
             self._ring()
             self._thread.join()
+        self._wake = -1
         self._stack.close()
 
     def send(self, drafter: str, message: Message) -> None:
@@ -104,8 +105,8 @@ class ControlThread:
         self._outbox.append((drafter, message))
 
     def flush(self) -> None:
-        """Wakes the thread to send what is queued."""
-        if self._outbox:
+        """Wakes the thread, if it runs, to send what is queued."""
+        if self._outbox and self._wake >= 0:
             self._ring()
 
     def take_events(self) -> list[Event]:
@@ -248,6 +249,8 @@ class ControlThread:
     def _propose(self, identity: bytes, peer: _Peer, message: Proposal) -> None:
         events: list[Event] = []
         for proposed in message.proposals:
+            if identity not in self._peers:
+                break  # cut off in the middle of this message
             if len(proposed.tokens) > peer.num_speculative_tokens:
                 self._strike(identity, f"a proposal of {len(proposed.tokens)} tokens")
             elif any(token >= peer.vocab_size for token in proposed.tokens):

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.messages import PROTOCOL_VERSION, Hello, Refuse, Welcome
+from paceline.messages import (
+    MAX_REASON,
+    MAX_SEQUENCE_TOKENS,
+    PROTOCOL_VERSION,
+    Hello,
+    Refuse,
+    Welcome,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +39,13 @@ def check_hello(hello: Hello, target: TargetIdentity) -> Welcome | Refuse:
             f"{PROTOCOL_VERSION}; install the same Paceline version on both"
         )
     if reason := vocabulary_mismatch(hello, target):
-        return Refuse(reason=reason)
+        return Refuse(reason=reason[:MAX_REASON])
     return Welcome(
         protocol_version=PROTOCOL_VERSION,
         incarnation=target.incarnation,
         vocab_size=target.vocab_size,
         num_speculative_tokens=min(hello.num_speculative_tokens, target.num_speculative_tokens),
-        max_model_len=target.max_model_len,
+        max_model_len=min(target.max_model_len, MAX_SEQUENCE_TOKENS),
         data_parallel_rank=target.data_parallel_rank,
     )
 

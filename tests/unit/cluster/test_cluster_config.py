@@ -63,13 +63,11 @@ def test_a_name_that_is_used_twice_is_named(file: Path) -> None:
         read(file, f"{ngram('a')}, {ngram('b')}, {ngram('a')}")
 
 
-@pytest.mark.xfail(reason="a replica's name is made later, as NAME-NUMBER")
 def test_a_replica_s_name_is_unique_as_well(file: Path) -> None:
     with pytest.raises(ConfigError, match="a-1"):
         read(file, f"{ngram('a', ', replicas: 2')}, {ngram('a-1')}")
 
 
-@pytest.mark.xfail(reason="it is part of a socket's routing id, which has at most 255 bytes")
 def test_a_name_that_no_socket_takes_is_refused(file: Path) -> None:
     with pytest.raises(ConfigError, match="name"):
         read(file, ngram("x" * 300))

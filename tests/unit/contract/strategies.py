@@ -41,7 +41,7 @@ committed = st.builds(
     handle=handles,
     base_length=lengths,
     num_accepted=st.integers(0, MAX_SPECULATIVE_TOKENS),
-    tokens=tokens,
+    tokens=st.lists(token_ids, min_size=1, max_size=20),
 )
 
 

@@ -24,7 +24,11 @@ RIGHT: dict[type[Config], dict[str, Any]] = {
 """The least that each component takes."""
 
 WRONG: list[tuple[type[Config], dict[str, Any], str]] = [
-    (TransportConfig, {"high_water_mark": 0}, "high_water_mark is 0, it must be at least 1"),
+    (
+        TransportConfig,
+        {"high_water_mark": 0},
+        "high_water_mark is 0, it lies between 1 and 1000000",
+    ),
     (TransportConfig, {"heartbeat_ms": 0}, "heartbeat_ms is 0"),
     (TransportConfig, {"heartbeat_ms": 10_000}, r"heartbeat_ms is 10000.*\(10000\)"),
     (TransportConfig, {"control": "udp://x:1"}, "control is udp://x:1: write auto"),
@@ -38,8 +42,8 @@ WRONG: list[tuple[type[Config], dict[str, Any], str]] = [
     (TargetConfig, {"max_num_seqs": -3}, "max_num_seqs is -3"),
     (TargetConfig, {"threads": 0}, "threads is 0, it must be at least 1"),
     (TargetConfig, {"max_model_len": 1}, "max_model_len is 1, it must be at least 2"),
-    (TargetConfig, {"kv_cache_gib": 0}, r"kv_cache_gib is 0\.0, it must be above 0"),
-    (DrafterConfig, {"name": ""}, "name is empty"),
+    (TargetConfig, {"kv_cache_gib": 0}, r"kv_cache_gib is 0\.0, it must be a number above 0"),
+    (DrafterConfig, {"name": ""}, "name .. is empty"),
     (DrafterConfig, {"method": "ngrm"}, "method 'ngrm' is unknown; did you mean 'ngram'"),
     (DrafterConfig, {"method": "draft-model"}, "did you mean 'draft_model'"),
     (DrafterConfig, {"method": "zzz"}, "method 'zzz' is unknown; known are ngram, draft_model"),
@@ -96,7 +100,6 @@ def test_an_engine_argument_of_paceline_s_own_is_refused_with_advice(name: str) 
         parse({**TARGET, "engine_args": {name: 1}}, TargetConfig, source="test")
 
 
-@pytest.mark.xfail(reason="a comparison with NaN is always false", strict=True)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_kv_cache_of_no_finite_size_is_refused(value: float) -> None:
     with pytest.raises(ConfigError):

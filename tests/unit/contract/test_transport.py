@@ -100,7 +100,6 @@ def test_sending_to_a_peer_that_has_gone_says_so(address: str) -> None:
         assert eventually(gone, lambda: router.poll(5))
 
 
-@pytest.mark.xfail(reason="the ROUTER lacks ROUTER_HANDOVER: the new link is never heard")
 def test_a_peer_that_dials_again_is_heard_though_its_old_link_still_stands(address: str) -> None:
     """After a partition the verifier's side of the old link can look alive for many minutes."""
     with Router(address, 64, None) as router, dial(address) as old:

@@ -86,12 +86,10 @@ def test_within_its_limits(kind: Any, tmp_path: Path) -> None:
     check(kind(), tmp_path, [3, 1])
 
 
-@pytest.mark.xfail(reason="padding of a shorter row gets positions that the model does not have")
 def test_padding_behind_the_last_learned_position(tmp_path: Path) -> None:
     check(gpt2(), tmp_path, [55, 20])
 
 
-@pytest.mark.xfail(reason="the mask shows all of the past, also to layers with a sliding window")
 def test_a_text_that_is_longer_than_the_sliding_window(tmp_path: Path) -> None:
     check(mistral(), tmp_path, [30])
 

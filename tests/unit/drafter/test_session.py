@@ -67,7 +67,6 @@ def test_a_commit_that_does_not_follow_asks_for_open_and_changes_nothing(
     assert talk.text() == [1, 2, 3, 50] and talk.due() == []
 
 
-@pytest.mark.xfail(reason="Session._commit compares with all of the text behind the base length")
 def test_a_late_double_of_an_older_commit_is_ignored(talk: Talk) -> None:
     talk.take(commit(1, 4, 51, 52))
     assert talk.take(commit(1, 3, 50)) is None

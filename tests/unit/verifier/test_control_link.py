@@ -200,7 +200,6 @@ def test_an_address_that_cannot_be_bound_is_said_by_start(socket_folder: Path) -
     thread.stop()
 
 
-@pytest.mark.xfail(reason="flush writes to a descriptor that is closed by then")
 def test_a_message_after_stop_is_dropped(address: str) -> None:
     """Requests are freed when an engine shuts down, in whichever order."""
     thread = ControlThread(address, TransportConfig(), None, TARGET)

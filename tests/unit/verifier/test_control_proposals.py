@@ -37,13 +37,13 @@ def send_junk(dealer: Dealer, times: int = 1) -> None:
 
 def test_a_proposal_becomes_one_event_a_request_with_the_time_it_came(control: Control) -> None:
     dealer = control.join()
-    control.now = 1234.5
+    control.now = 1000.5
     both = Proposal(
         proposals=[*proposal(1, 10, 5, 6).proposals, *proposal(2, 20).proposals],
     )
     dealer.send(both)
-    assert control.event() == arrived(1, 10, 5, 6, now=1234.5)
-    assert control.event() == arrived(2, 20, now=1234.5)
+    assert control.event() == arrived(1, 10, 5, 6, now=1000.5)
+    assert control.event() == arrived(2, 20, now=1000.5)
 
 
 def test_the_longest_and_the_last_token_pass(control: Control) -> None:
@@ -181,7 +181,6 @@ def test_each_handle_to_reopen_is_an_event(control: Control) -> None:
     assert control.event() == ReopenAsked(drafter="d", handle=1)
 
 
-@pytest.mark.xfail(reason="the rest of a message goes on to count, and to log, after the cut")
 def test_a_message_full_of_bad_proposals_is_dropped_at_the_cut(control: Control) -> None:
     watch, dealer = control.join("watch", b"w"), control.join()
     one = proposal(1, 10, TARGET.vocab_size).proposals[0]
@@ -191,7 +190,6 @@ def test_a_message_full_of_bad_proposals_is_dropped_at_the_cut(control: Control)
     assert control.thread.num_rejected == MAX_STRIKES
 
 
-@pytest.mark.xfail(reason="another version's Hello does not decode, so that nobody is refused")
 def test_a_drafter_of_another_version_is_told_so(control: Control) -> None:
     dealer, watch = control.dial(b"new"), control.join()
     head, body = encode(hello("new", protocol_versions=(2,)))
