@@ -59,7 +59,8 @@ def load(path: str | Path, schema: type[ConfigT]) -> ConfigT:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        what = f": {error.problem}" if getattr(error, "problem", None) else ""
+        problem = getattr(error, "problem", None)
+        what = f": {problem}" if problem else ""
         raise ConfigError(f"the configuration {path} is not valid YAML{where}{what}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
