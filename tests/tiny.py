@@ -7,12 +7,12 @@ from pathlib import Path
 VOCAB_SIZE = 256
 
 
-def make_tiny_llama(folder: Path, *, num_heads: int = 4, seed: int = 0) -> Path:
+def make_tiny_llama(folder: Path, *, num_heads: int = 4, eos_token_id: int | None = None) -> Path:
     """Saves a two-layer float32 Llama without a tokenizer in ``folder``; returns it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
@@ -27,9 +27,23 @@ def make_tiny_llama(folder: Path, *, num_heads: int = 4, seed: int = 0) -> Path:
         initializer_range=0.3,
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=None,
+        eos_token_id=eos_token_id,
         pad_token_id=None,
     )
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
     return folder
+
+
+def add_tokenizer(folder: Path) -> None:
+    """Saves a tokenizer of one character per token: ASCII first, so that grammars can be spelt."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    characters = [chr(code) for code in range(32, 127)]
+    characters += [chr(0x100 + number) for number in range(VOCAB_SIZE - len(characters))]
+    vocabulary = {character: number for number, character in enumerate(characters)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=characters[-1]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import os
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,9 +133,14 @@ class VerifierEngine:
             )
 
     def _speculative_args(self, resolved: str, speculation: Speculation) -> dict[str, Any]:
-        from paceline.verifier.vllm_hooks import SETTINGS_KEY, check_vllm
+        from paceline.verifier.vllm_hooks import (
+            SETTINGS_KEY,
+            accept_undrafted_parameters,
+            check_vllm,
+        )
 
         check_vllm()
+        accept_undrafted_parameters()
         fingerprint = preflight.tokenizer_fingerprint(resolved) if self._has_tokenizer() else ""
         settings = EngineSettings(
             model=self._target.model,
@@ -188,24 +194,32 @@ class VerifierEngine:
             InputError: this prompt or its sampling parameters cannot be served.
             EngineDeadError: the engine has died.
         """
-        from vllm.exceptions import VLLMValidationError
-        from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
-
         started = time.monotonic()
         first_token_at: float | None = None
         output: RequestOutput | None = None
+        async for output in self.stream(request):
+            if first_token_at is None and output.outputs[0].token_ids:
+                first_token_at = time.monotonic()
+        assert output is not None and output.finished
+        return _result(output, started, first_token_at)
+
+    async def stream(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
+        """Completes one prompt; yields vLLM's outputs, each with all tokens so far.
+
+        Closing the iterator aborts the request in the engine. Raises as ``generate`` does.
+        """
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
         prompt, sampling = self._prompt(request), self._sampling(request)
         try:
             async for output in self._engine.generate(prompt, sampling, request.request_id):
-                if first_token_at is None and output.outputs[0].token_ids:
-                    first_token_at = time.monotonic()
+                yield output
         except (VLLMValidationError, ValueError) as error:
             # vLLM's input processor checks the prompt and raises either of them.
             raise InputError(" ".join(str(error).split())) from error
         except VllmEngineDeadError as error:
             raise EngineDeadError("the target's engine has died; see its log") from error
-        assert output is not None and output.finished
-        return _result(output, started, first_token_at)
 
     def _prompt(self, request: GenerationRequest) -> Any:
         if request.prompt_token_ids is not None:
@@ -230,7 +244,9 @@ class VerifierEngine:
         from vllm.sampling_params import RequestOutputKind
 
         try:
-            return SamplingParams(**request.sampling, output_kind=RequestOutputKind.CUMULATIVE)
+            return SamplingParams(
+                **{"output_kind": RequestOutputKind.CUMULATIVE, **request.sampling}
+            )
         except (VLLMValidationError, ValueError, TypeError) as error:
             raise InputError(" ".join(str(error).split())) from error
 

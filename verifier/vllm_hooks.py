@@ -12,17 +12,24 @@ What is hooked, and where vLLM has it:
 | ``_input_fits_in_drafter``  | worker/gpu_model_runner.py | see ``_RunnerHooks``          |
 | ``propose_draft_token_ids`` | worker/gpu_model_runner.py | vLLM itself drafts nothing    |
 | ``take_draft_token_ids``    | worker/gpu_model_runner.py | … and sends the core nothing  |
+| ``_sample``                 | worker/gpu_model_runner.py | undrafted passes with top-k   |
+| ``build_logitsprocs``       | worker/gpu_model_runner.py | min_p and logit_bias, as are  |
+| ``_validate_spec_decode``   | ../sampling_params.py      | … requests with them let in   |
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.sample.logits_processor import build_logitsprocs
+from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from paceline.errors import EnvironmentError_
@@ -47,7 +54,7 @@ SUPPORTED_VERSIONS = ("0.32.",)
 SETTINGS_KEY = "paceline"
 """Key of ``EngineSettings`` in vLLM's ``additional_config``."""
 
-_NEEDED: tuple[tuple[type, str, tuple[str, ...]], ...] = (
+_NEEDED: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (Scheduler, "schedule", ()),
     (Scheduler, "update_from_output", ("scheduler_output", "model_runner_output")),
     (Scheduler, "_free_request", ("request",)),
@@ -57,7 +64,10 @@ _NEEDED: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (GPUModelRunner, "_input_fits_in_drafter", ()),
     (GPUModelRunner, "propose_draft_token_ids", ("sampled_token_ids",)),
     (GPUModelRunner, "take_draft_token_ids", ()),
+    (GPUModelRunner, "_sample", ("logits", "spec_decode_metadata")),
     (BaseWorker, "init_device", ()),
+    (SamplingParams, "_validate_spec_decode", ("speculative_config",)),
+    (gpu_model_runner, "build_logitsprocs", ("vllm_config",)),
 )
 
 
@@ -80,6 +90,24 @@ def check_vllm() -> None:
                 f"the installed vLLM {version} has no {owner.__name__}.{name} as Paceline needs "
                 f"it; {advice}"
             )
+
+
+def accept_undrafted_parameters() -> None:
+    """Lets requests with ``min_p`` or ``logit_bias`` in; called in the front end's process.
+
+    vLLM refuses them for every request once speculation is on (sampling_params.py,
+    ``_validate_spec_decode``), since its rejection sampler does not apply them to drafted rows.
+    Here such requests have no drafted rows (``_is_draftable``).
+    """
+    SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+
+
+def _build_all_logitsprocs(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
+    """Builds the processors of ``min_p`` and ``logit_bias``, too, which vLLM leaves out (see
+    ``accept_undrafted_parameters``); the ordinary sampler applies them to undrafted rows."""
+    as_plain = copy.copy(vllm_config)
+    as_plain.speculative_config = None
+    return build_logitsprocs(as_plain, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +206,8 @@ class PipelineScheduler(Scheduler):
             return False  # pooling, or a prompt of embeddings
         if request.lora_request is not None or request.mm_features or request.resumable:
             return False  # what the drafter knows is not what the target sees
+        if sampling.min_p > 0 or sampling.logit_bias:
+            return False  # see accept_undrafted_parameters
         seeded = sampling.seed is not None and sampling.temperature > 0
         return not seeded or self._allow_seeded
 
@@ -274,6 +304,14 @@ class _RunnerHooks:
         # whole batch gets placeholder drafts instead (gpu_model_runner.py, sample_tokens).
         return True
 
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        if spec_decode_metadata is not None and not any(spec_decode_metadata.num_draft_tokens):
+            # The V1 runner sends every pass through the rejection sampler. Without a single draft
+            # its top-k has no rows to take a maximum of, and raises (topk_topp_sampler.py,
+            # apply_top_k_only), which ends the engine. The ordinary sampler gives the same tokens.
+            spec_decode_metadata = None
+        return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+
     def propose_draft_token_ids(
         self, scheduler_output: Any, sampled_token_ids: Any, *args: Any, **kwargs: Any
     ) -> list[list[int]]:
@@ -287,6 +325,7 @@ class PipelineWorker(BaseWorker):
     """vLLM's worker, with ``_RunnerHooks`` in its model runner. Set as ``worker_cls``."""
 
     def init_device(self) -> None:
+        gpu_model_runner.build_logitsprocs = _build_all_logitsprocs
         super().init_device()
         runner = self.model_runner
         # The CPU worker names its runner's class in this very method, so the class can only be

@@ -35,7 +35,7 @@ class EngineHost:
     """An engine and the asyncio loop that it lives in, driven from the test's thread."""
 
     def __init__(self, engine: VerifierEngine, control: str) -> None:
-        self._engine = engine
+        self.engine = engine
         self.control = control
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-loop")
@@ -48,11 +48,11 @@ class EngineHost:
     def start(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.submit(self._engine.start()).result(600)
+            self.submit(self.engine.start()).result(600)
 
     def begin(self, request: GenerationRequest) -> Future[Any]:
         """Submits a request and returns at once."""
-        return self.submit(self._engine.generate(request))
+        return self.submit(self.engine.generate(request))
 
     def generate(self, requests: list[GenerationRequest], concurrency: int) -> list[Any]:
         """Completes ``requests``, so many at a time; returns their results in order."""
@@ -62,7 +62,7 @@ class EngineHost:
 
             async def one(request: GenerationRequest) -> Any:
                 async with gate:
-                    return await self._engine.generate(request)
+                    return await self.engine.generate(request)
 
             return await asyncio.gather(*(one(request) for request in requests))
 
@@ -72,7 +72,7 @@ class EngineHost:
         with warnings.catch_warnings():
             # vLLM leaves its ZeroMQ contexts to the garbage collector.
             warnings.simplefilter("ignore")
-            self.submit(self._engine.close()).result(60)
+            self.submit(self.engine.close()).result(60)
             gc.collect()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -84,6 +84,11 @@ _numbers = iter(range(1 << 30))
 
 def prompt(number: int, length: int, max_tokens: int = 40, **sampling: Any) -> GenerationRequest:
     """Returns a request with a random prompt; equal arguments give an equal prompt."""
+    if "structured" in sampling or "choice" in sampling:
+        from vllm.sampling_params import StructuredOutputsParams
+
+        regex, choice = sampling.pop("structured", None), sampling.pop("choice", None)
+        sampling["structured_outputs"] = StructuredOutputsParams(regex=regex, choice=choice)
     generator = random.Random(f"{number}/{length}")
     return GenerationRequest(
         request_id=f"r{next(_numbers)}",
