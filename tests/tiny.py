@@ -7,14 +7,22 @@ from pathlib import Path
 VOCAB_SIZE = 256
 
 
-def make_tiny_llama(folder: Path, *, num_heads: int = 4, eos_token_id: int | None = None) -> Path:
+def make_tiny_llama(
+    folder: Path,
+    *,
+    num_heads: int = 4,
+    vocab_size: int = VOCAB_SIZE,
+    # Larger than the usual 0.02: logits far enough apart that no greedy choice is a tie.
+    spread: float = 0.3,
+    eos_token_id: int | None = None,
+) -> Path:
     """Saves a two-layer float32 Llama without a tokenizer in ``folder``; returns it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -23,8 +31,7 @@ def make_tiny_llama(folder: Path, *, num_heads: int = 4, eos_token_id: int | Non
         # vLLM's CPU attention takes head sizes that are multiples of 32.
         head_dim=32,
         max_position_embeddings=512,
-        # Larger than the default: logits far enough apart that no greedy choice is a tie.
-        initializer_range=0.3,
+        initializer_range=spread,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=eos_token_id,

@@ -13,6 +13,7 @@ What is hooked, and where vLLM has it:
 | ``propose_draft_token_ids`` | worker/gpu_model_runner.py | vLLM itself drafts nothing    |
 | ``take_draft_token_ids``    | worker/gpu_model_runner.py | … and sends the core nothing  |
 | ``_sample``                 | worker/gpu_model_runner.py | undrafted passes with top-k   |
+| ``expand_batch_to_tokens``  | sample/rejection_sampler.py | wrong on CPU                 |
 | ``build_logitsprocs``       | worker/gpu_model_runner.py | min_p and logit_bias, as are  |
 | ``_validate_spec_decode``   | ../sampling_params.py      | … requests with them let in   |
 """
@@ -24,10 +25,12 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -68,6 +71,7 @@ _NEEDED: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (BaseWorker, "init_device", ()),
     (SamplingParams, "_validate_spec_decode", ("speculative_config",)),
     (gpu_model_runner, "build_logitsprocs", ("vllm_config",)),
+    (rejection_sampler, "expand_batch_to_tokens", ("x", "cu_num_tokens", "num_tokens")),
 )
 
 
@@ -108,6 +112,23 @@ def _build_all_logitsprocs(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -
     as_plain = copy.copy(vllm_config)
     as_plain.speculative_config = None
     return build_logitsprocs(as_plain, *args, **kwargs)
+
+
+def _expand_batch_to_tokens(
+    x: torch.Tensor,  # [batch_size]
+    cu_num_tokens: torch.Tensor,  # [batch_size], running sums
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> torch.Tensor:  # [num_tokens]
+    """Repeats each request's value for each of its draft tokens.
+
+    Stands in for vLLM's own on CPU (rejection_sampler.py). Its kernel there writes to a copy, so
+    that temperature, top-k and top-p of drafted rows are whatever the memory held
+    (cpu_triton_utils.py, ``_expand_kernel_impl``).
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts.long())
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +347,8 @@ class PipelineWorker(BaseWorker):
 
     def init_device(self) -> None:
         gpu_model_runner.build_logitsprocs = _build_all_logitsprocs
+        if current_platform.is_cpu():
+            rejection_sampler.expand_batch_to_tokens = _expand_batch_to_tokens
         super().init_device()
         runner = self.model_runner
         # The CPU worker names its runner's class in this very method, so the class can only be

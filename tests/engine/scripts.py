@@ -31,9 +31,7 @@ def empty(oracle: Oracle, k: int) -> Script:
 def short(oracle: Oracle, k: int) -> Script:
     """Proposes 0, 1, 2, … tokens, in turn."""
     turns = itertools.count()
-    return lambda handle, tokens: [
-        proposed(handle, tokens, oracle(tokens, next(turns) % (k + 1)))
-    ]
+    return lambda handle, tokens: [proposed(handle, tokens, oracle(tokens, next(turns) % (k + 1)))]
 
 
 def doubled(oracle: Oracle, k: int) -> Script:

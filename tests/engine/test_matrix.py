@@ -177,7 +177,13 @@ def test_the_features_do_what_their_names_say(matrix: Matrix) -> None:
     assert greedy == matrix.base
     for feature in FEATURES:
         views = matrix.expected(feature)
-        if feature in ("greedy", "logprobs", "prompt logprobs", "top_k 1 at temperature 1", "min_p"):
+        if feature in (
+            "greedy",
+            "logprobs",
+            "prompt logprobs",
+            "top_k 1 at temperature 1",
+            "min_p",
+        ):
             assert [view["token_ids"] for view in views] == greedy, feature
         else:
             assert [view["token_ids"] for view in views] != greedy, feature
