@@ -16,9 +16,15 @@ import ray
 
 from paceline.cluster.config import load_config
 from paceline.cluster.inputs import BrokenLine, Prompt, open_prompts
-from paceline.cluster.report import Comparison, Totals, row, summary, with_rates
+from paceline.cluster.report import HEADER, Comparison, Totals, row, summary, with_rates
 from paceline.cluster.runtime import Runtime, unwrapped
-from paceline.errors import ConfigError, InputError, UserError
+from paceline.errors import (
+    ConfigError,
+    InputError,
+    PacelineError,
+    RequestFailedError,
+    UserError,
+)
 from paceline.verifier.engine import GenerationRequest
 
 TIE = 1e-4
@@ -31,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     defaults = _defaults(arguments)
     with ExitStack() as stack:
         if arguments.prompt is not None:
-            if not arguments.prompt.strip():
-                raise InputError("the prompt is empty; write what to complete behind --prompt")
+            if not arguments.prompt.strip() or not _is_utf8(arguments.prompt):
+                raise InputError("the prompt is empty or no valid UTF-8; write what to complete")
             total = 1
             prompts: Iterable[Prompt | BrokenLine] = [
                 Prompt(
@@ -52,10 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.max_tokens < 1:
+    if not 1 <= arguments.max_tokens < 1 << 31:
         raise ConfigError(f"--max-tokens is {arguments.max_tokens}, it must be at least 1")
-    if not 0 <= arguments.temperature <= 100:
-        raise ConfigError(f"--temperature is {arguments.temperature}, it lies between 0 and 100")
+    if arguments.seed is not None and not -(1 << 31) <= arguments.seed < 1 << 31:
+        raise ConfigError(f"--seed is {arguments.seed}, it must fit 32 bits")
+    if not 0 <= arguments.temperature <= 2:
+        raise ConfigError(f"--temperature is {arguments.temperature}, it lies between 0 and 2")
     defaults = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
     if arguments.seed is not None:
         defaults["seed"] = arguments.seed
@@ -68,6 +76,8 @@ def _open_output(
     """Returns what takes each finished line."""
     if arguments.output is not None:
         path = Path(arguments.output)
+        if arguments.input is not None and path.exists() and path.samefile(arguments.input):
+            raise ConfigError(f"the output {path} is the input, which would be lost; name another")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file: TextIO = stack.enter_context(path.open("w", encoding="utf-8"))
@@ -77,11 +87,23 @@ def _open_output(
     else:
         file = sys.stdout
 
+    if arguments.output is not None:
+        print(HEADER, file=sys.stderr)
+    escape = (file.encoding or "").lower().replace("-", "") != "utf8"
+
     def write(line: dict[str, Any]) -> None:
         if arguments.prompt is not None and arguments.output is None:
             print(line.get("text", ""), file=file, flush=True)
             return
-        print(json.dumps(line, ensure_ascii=False), file=file, flush=True)
+        try:
+            print(json.dumps(line, ensure_ascii=escape), file=file, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = (error.strerror or "").lower()
+            raise ConfigError(
+                f"the output {arguments.output or '(stdout)'} cannot be written: {reason}"
+            ) from error
         if arguments.output is not None and "text" in line:
             print(row(line), file=sys.stderr)
 
@@ -136,7 +158,7 @@ class _Job:
 
     def _stream(
         self, actor: Any, prompts: Iterable[Prompt], totals: Totals
-    ) -> Iterator[tuple[Prompt, dict[str, Any] | InputError]]:
+    ) -> Iterator[tuple[Prompt, dict[str, Any] | PacelineError]]:
         """Keeps up to two windows in flight: one runs, one is ready to be admitted."""
         waiting = iter(prompts)
         pending: dict[Any, Prompt] = {}
@@ -152,7 +174,7 @@ class _Job:
                 try:
                     with unwrapped():
                         result: dict[str, Any] = ray.get(ref)
-                except InputError as error:
+                except (InputError, RequestFailedError) as error:
                     yield prompt, error
                     continue
                 totals.add(result)
@@ -181,10 +203,10 @@ class _Job:
     def _finish(
         self,
         prompt: Prompt,
-        result: dict[str, Any] | InputError,
-        plain: dict[str, Any] | InputError | None,
+        result: dict[str, Any] | PacelineError,
+        plain: dict[str, Any] | PacelineError | None,
     ) -> None:
-        if isinstance(result, InputError):
+        if isinstance(result, PacelineError):
             self._fail(prompt.line, prompt.id, str(result))
             return
         self._num_done += 1
@@ -217,12 +239,13 @@ class _Job:
             return False
         with unwrapped():
             again = ray.get(self._send(self._runtime.plain, prompt, logprobs=2))
-        gap = again["top_two_gaps"][position]
-        if gap < TIE:
+        gaps = again["top_two_gaps"]
+        if position < len(gaps) and gaps[position] < TIE:
             self.comparison.ties += 1
+        gap = f"{gaps[position]:.2g}" if position < len(gaps) else "an unknown distance"
         self.comparison.differences.append(
             f"{prompt.id} differs from token {position + 1} on, where plain decoding's two best "
-            f"tokens are {gap:.2g} apart in log probability"
+            f"tokens are {gap} apart in log probability"
         )
         return False
 
@@ -243,9 +266,14 @@ class _Job:
         if time.monotonic() - self._last_progress >= 5:
             self._last_progress = time.monotonic()
             _say(
-                f"{self._num_done} of {self._total} done, {self.drafted.tokens} tokens, "
-                f"{self.drafted.tokens_per_second:.1f} tokens/s"
+                f"{self._num_done} of {self._total} done after {self.drafted.seconds:.0f} s, "
+                f"{self.drafted.tokens} tokens"
             )
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether ``text`` has no byte of the command line that was no UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _say(text: str) -> None:

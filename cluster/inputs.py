@@ -114,7 +114,11 @@ def _parse(number: int, raw: bytes) -> Prompt | BrokenLine:
             return broken(f"'{key}' is {json.dumps(value)}, which is of the wrong type", line_id)
         if isinstance(value, list) and not all(isinstance(item, str) for item in value):
             return broken(f"'{key}' is {json.dumps(value)}, which is no list of texts", line_id)
+        if isinstance(value, int) and not -(1 << 31) <= value < 1 << 31:
+            return broken(f"'{key}' is {value}, which is out of range", line_id)
         sampling[key] = value
+    if messages is not None:
+        messages = [{**message, "content": _text(message["content"])} for message in messages]
     return Prompt(line=number, id=line_id, prompt=prompt, messages=messages, sampling=sampling)
 
 
@@ -124,6 +128,22 @@ def _message_problem(messages: Any) -> str | None:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return "a message is not an object with 'role' and 'content'"
-        if not isinstance(message.get("content"), str):
-            return "a message's 'content' is not a text"
+        if _text(message.get("content")) is None:
+            return "a message's 'content' is not a text, nor a list of parts of type text"
     return None
+
+
+def _text(content: Any) -> str | None:
+    """Returns a message's text, which may come in parts; None for anything else."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            return None
+        if not isinstance(part.get("text"), str):
+            return None
+        texts.append(part["text"])
+    return "".join(texts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,7 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns 0, 1 if some requests failed or the engine did, 2 if the
     user has something to correct, 130 if interrupted."""
     arguments = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Whatever the terminal's encoding is, a result is not lost for a character.
+            stream.reconfigure(errors="backslashreplace")
     try:
         command = importlib.import_module(_COMMANDS[arguments.command])
         code: int = command.run(arguments)
@@ -45,13 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    except BrokenPipeError:
+        # Whoever read our output has left: nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)
         return 130
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
-    """Ends on SIGTERM as on Ctrl-C: in order, with nothing left running."""
+    """Ends on SIGTERM and SIGHUP as on Ctrl-C: in order, with nothing left running."""
     raise KeyboardInterrupt
 
 
@@ -71,7 +82,7 @@ def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = commands.add_parser("generate", help="complete prompts")
     parser.add_argument("--config", required=True, metavar="FILE", help="see ray_configs/")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="one user message")
+    source.add_argument("--prompt", metavar="TEXT", help="one user message, in the chat template")
     source.add_argument(
         "--input",
         metavar="FILE",
@@ -81,9 +92,11 @@ def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--output", metavar="FILE", help="JSONL, written as requests finish; default: stdout"
     )
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T")
-    parser.add_argument("--seed", type=int, metavar="S")
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="default: 128")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="of sampled requests")
     parser.add_argument(
         "--compare", action="store_true", help="also decode plainly; compare speed and outputs"
     )

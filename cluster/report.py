@@ -79,12 +79,19 @@ def summary(drafted: Totals, comparison: Comparison | None) -> str:
         if plain.tokens_per_second:
             ratio = drafted.tokens_per_second / plain.tokens_per_second
             lines.append(f"speed against plain decoding: {ratio:.2f}x")
+            if ratio < 1 and drafted.drafted_rounds:
+                lines.append(
+                    "drafting and verifying the drafts cost more time here than they saved"
+                )
         ties = f", {comparison.ties} more part at a tie" if comparison.ties else ""
         lines.append(
             f"outputs equal to plain decoding: {comparison.equal} of {comparison.compared}{ties}"
         )
         lines.extend(comparison.differences)
     return "\n".join(lines)
+
+
+HEADER = f"{'id':<20} {'output':>12}  {'accepted of proposed':>20}  {'per drafted pass':>16}  text"
 
 
 def row(line: dict[str, Any], width: int = 60) -> str:
@@ -94,8 +101,9 @@ def row(line: dict[str, Any], width: int = 60) -> str:
     equal = "" if "equal_to_plain" not in line else "equal" if line["equal_to_plain"] else "DIFFERS"
     text = " ".join(line["text"].split())
     excerpt = text if len(text) <= width else text[: width - 1] + "…"
+    drafts = f"{counters.get('accepted', 0)} of {counters.get('proposed', 0)} drafts"
+    per_pass = f"{length:.2f} tokens" if length else "-"
     return (
-        f"{line['id'][:20]:<20} {line['usage']['completion_tokens']:>5} tokens  "
-        f"{counters.get('accepted', 0):>4} of {counters.get('proposed', 0):<4} drafts  "
-        f"{f'{length:.2f}' if length else '-':>5} a pass  {equal:<7} {excerpt}"
+        f"{line['id'][:20]:<20} {line['usage']['completion_tokens']:>5} tokens  {drafts:>20}  "
+        f"{per_pass:>16}  {equal}{' ' if equal else ''}{excerpt}"
     )

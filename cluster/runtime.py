@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +14,18 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayError,
+    RayTaskError,
+)
 
 from paceline.cluster.actors import DrafterActor, VerifierActor
 from paceline.cluster.config import PacelineConfig
 from paceline.drafter.preflight import check_drafter
-from paceline.errors import ConfigError, EngineDeadError, PacelineError
+from paceline.errors import ConfigError, EngineDeadError, PacelineError, RequestFailedError
 from paceline.transport import CurveKeys, probe_bind
 from paceline.verifier.engine import Speculation
 from paceline.verifier.environment import engine_environment
@@ -36,7 +43,9 @@ def unwrapped() -> Iterator[None]:
     except RayTaskError as error:
         if isinstance(error.cause, PacelineError):
             raise error.cause from None
-        raise
+        raise RequestFailedError(
+            f"an actor has failed: {type(error.cause).__name__}: {error.cause}"
+        ) from error
     except ActorDiedError as error:
         raise EngineDeadError(
             "an actor's process has died; its log is in Ray's session folder"
@@ -76,7 +85,7 @@ class Runtime:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        self._stack.__exit__(kind, error, traceback)
 
     def check_drafters(self) -> None:
         """Raises the error of a drafter that has given up; one that Ray restarts has not.
@@ -104,9 +113,10 @@ class Runtime:
             for drafter in config.active_drafters:
                 check_drafter(drafter, resolved, target.dtype)
         run_folder = Path(tempfile.mkdtemp(prefix="paceline-"))
-        stack.callback(shutil.rmtree, run_folder, ignore_errors=True)
+        stack.push(_Removal(run_folder))
         self._progress("starting Ray" if address is None else f"joining Ray at {address}")
         stack.enter_context(_ray(address, self._num_cpus()))
+        self._check_gpus()
 
         control, keys = config.transport.control, None
         if control == "auto":
@@ -139,6 +149,16 @@ class Runtime:
             names = ", ".join(f"{d.name} ({d.method})" for d in config.active_drafters)
             self._progress(f"drafting: {names}")
 
+    def _check_gpus(self) -> None:
+        """Ray would wait for a GPU that it does not have, and say nothing."""
+        wanted = sum(d.replicas for d in self._config.active_drafters if d.device == "cuda")
+        available = int(ray.cluster_resources().get("GPU", 0))
+        if wanted > available:
+            raise ConfigError(
+                f"drafters with device cuda want {wanted} GPUs, but Ray has {available}; set their "
+                "device to cpu, or lower replicas"
+            )
+
     def _num_cpus(self) -> int:
         target = self._config.target
         rank_cpus = target.threads * target.tensor_parallel_size
@@ -159,7 +179,7 @@ class Runtime:
         actor = VerifierActor.options(
             num_cpus=target.threads * target.tensor_parallel_size,
             num_gpus=target.tensor_parallel_size if ray.cluster_resources().get("GPU") else 0,
-            runtime_env={"env_vars": engine_environment(target)},
+            runtime_env={"env_vars": engine_environment(target, str(run_folder))},
         ).remote(target, speculation, keys, str(run_folder), name)
         stack.callback(_end, actor, "close", None)
         return actor
@@ -182,20 +202,31 @@ class Runtime:
 
     def _await(self, refs: list[Any], what: str) -> None:
         """Waits for all of ``refs``, or for the first error of theirs or of a drafter's."""
-        deadline = time.monotonic() + START_TIMEOUT
+        started = last_word = time.monotonic()
+        deadline = started + START_TIMEOUT
         while refs:
             done, refs = ray.wait(refs, timeout=0.5)
             ray.get(done)
             self.check_drafters()
+            if time.monotonic() - last_word >= 10:
+                last_word = time.monotonic()
+                self._progress(f"still loading, {last_word - started:.0f} s")
             if time.monotonic() > deadline:
                 raise ConfigError(f"{what} was not ready within {START_TIMEOUT:.0f} s")
 
     def _await_welcome(self, actor: Any) -> None:
         deadline = time.monotonic() + START_TIMEOUT
-        while not ray.get(actor.wait_welcomed.remote(0.2)):
+        while True:
+            # A drafter that dies again and again while it loads never answers at all.
+            with contextlib.suppress(ActorUnavailableError, GetTimeoutError):
+                if ray.get(actor.wait_welcomed.remote(0.2), timeout=30):
+                    return
             self.check_drafters()
             if time.monotonic() > deadline:
-                raise ConfigError(f"a drafter was not ready within {START_TIMEOUT:.0f} s")
+                raise ConfigError(
+                    f"a drafter was not ready within {START_TIMEOUT:.0f} s; its log is in Ray's "
+                    "session folder"
+                )
 
 
 @contextlib.contextmanager
@@ -203,6 +234,7 @@ def _ray(address: str | None, num_cpus: int) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # An actor with num_gpus=0 keeps the GPUs it can see; Ray announces this change at each start.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    on_terminate = signal.getsignal(signal.SIGTERM)
     arguments: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:
         arguments |= {
@@ -222,6 +254,8 @@ def _ray(address: str | None, num_cpus: int) -> Iterator[None]:
         raise ConfigError(
             f"the Ray cluster at {address} cannot be joined: {' '.join(str(error).split())}"
         ) from error
+    # Ray has put a handler of its own there, which prints a stack and forgets ours.
+    signal.signal(signal.SIGTERM, on_terminate)
     if address is None:
         token = Path.home() / ".ray" / "auth_token"
         if token.is_file():
@@ -240,3 +274,22 @@ def _end(actor: Any, method: str, running: Any) -> None:
             ray.wait([running], timeout=5)
     with contextlib.suppress(RayError):
         ray.kill(actor)
+
+
+class _Removal:
+    """Removes the run's folder at the end, unless the engine died: its log is wanted then."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, EngineDeadError):
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -6,7 +6,7 @@ import difflib
 from typing import Literal
 
 from paceline.config import Config
-from paceline.messages import MAX_SPECULATIVE_TOKENS
+from paceline.messages import MAX_BATCH_REQUESTS, MAX_SPECULATIVE_TOKENS
 
 METHODS = {
     "ngram": "prompt lookup: continues the longest recent n-gram that occurred before; no model",
@@ -61,9 +61,10 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"num_speculative_tokens is {self.num_speculative_tokens}, it lies between 0 and "
                 f"{MAX_SPECULATIVE_TOKENS}"
             )
-        for name in ("replicas", "threads", "max_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        limits = {"replicas": 1024, "threads": 1024, "max_requests": MAX_BATCH_REQUESTS}
+        for name, limit in limits.items():
+            if not 1 <= getattr(self, name) <= limit:
+                raise ValueError(f"{name} is {getattr(self, name)}, it lies between 1 and {limit}")
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min is {self.prompt_lookup_min}, it lies between 1 and "

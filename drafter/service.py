@@ -46,6 +46,7 @@ class DraftService:
         self.welcomed = threading.Event()
         """Set while every verifier has taken this drafter in."""
         self._wake: int | None = None
+        self._wake_lock = threading.Lock()
 
     def run(self) -> None:
         """Serves until ``stop``; meant to be the process's main loop.
@@ -73,13 +74,15 @@ class DraftService:
             try:
                 self._loop(links, self._wake)
             finally:
-                self._wake = None
+                with self._wake_lock:
+                    self._wake = None
 
     def stop(self) -> None:
         """Ends ``run`` soon; may be called from any thread."""
         self._stopping.set()
-        if self._wake is not None:
-            os.eventfd_write(self._wake, 1)
+        with self._wake_lock:
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
 
     def _loop(self, links: list[tuple[Dealer, Session]], wake: int) -> None:
         next_greeting = time.monotonic()

@@ -74,6 +74,8 @@ def parse(values: Mapping[str, Any], schema: type[ConfigT], source: str) -> Conf
     _check_keys(values, schema, source, path="")
     try:
         return msgspec.convert(values, schema)
+    except RecursionError as error:
+        raise ConfigError(f"{source}: it is nested too deeply, or contains itself") from error
     except msgspec.ValidationError as error:
         message, at, where = str(error).rpartition(" - at `$")
         place = where.removesuffix("`").removeprefix(".") if at else ""
@@ -96,10 +98,11 @@ def _plain(message: str) -> str:
 
 def _check_keys(values: Any, schema: Any, source: str, path: str) -> None:
     """Walks ``values`` beside ``schema`` for a key that no field has."""
-    for option in typing.get_args(schema) or (schema,):
-        if isinstance(values, list | tuple):
+    is_list = typing.get_origin(schema) is list
+    for option in (schema,) if is_list else typing.get_args(schema) or (schema,):
+        if isinstance(values, list) and typing.get_origin(option) is list:
             for index, value in enumerate(values):
-                _check_keys(value, option, source, f"{path}[{index}]")
+                _check_keys(value, typing.get_args(option)[0], source, f"{path}[{index}]")
         elif (
             isinstance(values, Mapping) and isinstance(option, type) and issubclass(option, Config)
         ):

@@ -10,6 +10,7 @@
     ├── DraftingError        nobody has to act: the request goes on undrafted
     │   ├── ProtocolError    a peer's message that is no message of ours
     │   └── PeerGoneError    the peer is not connected (any more)
+    ├── RequestFailedError   this request failed, for no fault of the user's; others go on
     └── EngineDeadError      give up: the target's engine is gone
 
 A message says what is wrong, with which value, and what to do, in one sentence: it is shown to the
@@ -57,6 +58,10 @@ class ProtocolError(DraftingError):
 
 class PeerGoneError(DraftingError):
     """The peer that a message is for is not connected."""
+
+
+class RequestFailedError(PacelineError):
+    """One request failed for a reason that nobody foresaw; the engine and other requests go on."""
 
 
 class EngineDeadError(PacelineError):

@@ -29,8 +29,16 @@ from paceline.config import Config
 from paceline.errors import ConfigError, EnvironmentError_, PeerGoneError, ProtocolError
 from paceline.messages import Message
 
-MAX_MESSAGE_BYTES = 64 << 20
-"""A longer frame closes its connection before it is read into memory."""
+MAX_MESSAGE_BYTES = 16 << 20
+"""A longer frame closes its connection before it is read into memory. The longest is an Open: five
+bytes for each of up to ``MAX_SEQUENCE_TOKENS`` tokens."""
+
+MAX_DRAFTER_MESSAGE_BYTES = 4 << 20
+"""The same for what drafters send."""
+
+_KEEPALIVE_MS = 2000
+_KEEPALIVE_TIMEOUT_MS = 8000
+"""ZeroMQ's own heartbeat: without it a connection whose other end vanished stays open for hours."""
 
 _HOST_NAME = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
 
@@ -55,6 +63,11 @@ class TransportConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not 1 <= self.high_water_mark <= 1_000_000:
             raise ValueError(
                 f"high_water_mark is {self.high_water_mark}, it lies between 1 and 1000000"
+            )
+        if not 0 < self.heartbeat_timeout_ms <= 3_600_000:
+            raise ValueError(
+                f"heartbeat_timeout_ms is {self.heartbeat_timeout_ms}, it lies between 1 and "
+                "3600000 (an hour)"
             )
         if not 0 < self.heartbeat_ms < self.heartbeat_timeout_ms:
             raise ValueError(
@@ -148,14 +161,18 @@ def _is_served(path: str) -> bool:
 class _Endpoint:
     """What both ends share: a context of their own, a socket, bounded queues."""
 
-    def __init__(self, kind: int, address: str, high_water_mark: int) -> None:
+    def __init__(
+        self, kind: int, address: str, high_water_mark: int, max_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
         self.address = address
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(kind)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, high_water_mark)
         self._socket.setsockopt(zmq.RCVHWM, high_water_mark)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, _KEEPALIVE_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _KEEPALIVE_TIMEOUT_MS)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
@@ -202,7 +219,7 @@ class Router(_Endpoint):
             raise ConfigError(
                 f"transport.control is {address}, which another process serves; choose another path"
             )
-        super().__init__(zmq.ROUTER, address, high_water_mark)
+        super().__init__(zmq.ROUTER, address, high_water_mark, MAX_DRAFTER_MESSAGE_BYTES)
         # Without it a message to a peer that has gone, or whose queue is full, vanishes silently.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A drafter that dials again while its old connection still looks alive takes it over.

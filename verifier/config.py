@@ -6,6 +6,7 @@ import math
 from typing import Any, Literal
 
 from paceline.config import Config
+from paceline.messages import MAX_BATCH_REQUESTS
 
 OWNED_ENGINE_ARGS = {
     "model": "target.model",
@@ -51,9 +52,10 @@ class TargetConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("model is empty; name an alias, a folder or a hub id")
-        for name in ("tensor_parallel_size", "max_num_seqs", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        limits = {"tensor_parallel_size": 1024, "max_num_seqs": MAX_BATCH_REQUESTS, "threads": 1024}
+        for name, limit in limits.items():
+            if not 1 <= getattr(self, name) <= limit:
+                raise ValueError(f"{name} is {getattr(self, name)}, it lies between 1 and {limit}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(f"max_model_len is {self.max_model_len}, it must be at least 2")
         if self.kv_cache_gib is not None and not 0 < self.kv_cache_gib < math.inf:

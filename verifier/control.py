@@ -33,6 +33,7 @@ logger = logging.getLogger("paceline.verifier")
 
 MAX_STRIKES = 10
 _MAX_MESSAGES_PER_TURN = 256
+_MAX_WAITING_EVENTS = 65_536
 _MAX_STRIKERS = 4096  # a hostile peer may come with a new identity each time
 
 
@@ -209,9 +210,8 @@ class ControlThread:
             case Proposal() if peer is not None:
                 self._propose(identity, peer, message)
             case Reopen() if peer is not None:
-                self._post(
-                    *(ReopenAsked(drafter=peer.name, handle=handle) for handle in message.handles)
-                )
+                handles = dict.fromkeys(message.handles)
+                self._post(*(ReopenAsked(drafter=peer.name, handle=handle) for handle in handles))
             case Proposal() | Reopen():
                 pass  # of a drafter that was lost meanwhile; its next Ping tells it so
             case _:
@@ -298,5 +298,8 @@ class ControlThread:
     def _post(self, *events: Event) -> None:
         if events:
             with self._arrived:
+                if len(self._inbox) > _MAX_WAITING_EVENTS:
+                    # The engine is idle and takes no events. A lost proposal costs one draft.
+                    events = tuple(e for e in events if not isinstance(e, ProposalArrived))
                 self._inbox.extend(events)
                 self._arrived.notify_all()

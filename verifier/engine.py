@@ -59,6 +59,7 @@ class VerifierEngine:
         self._run_folder = run_folder
         self._name = name
         self._engine: Any = None
+        self._log = run_folder / f"{name}.log"
 
     async def start(self) -> None:
         """Loads the target; returns when it can serve.
@@ -70,7 +71,7 @@ class VerifierEngine:
         resolved = preflight.check_target(self._target)
         if self._speculation is not None:
             probe_bind(self._speculation.control)
-        logging_config, log = write_logging_config(self._run_folder, self._name)
+        logging_config, self._log = write_logging_config(self._run_folder, self._name)
         os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(logging_config)
         # Only now: vLLM reads the environment when it is imported.
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -80,7 +81,7 @@ class VerifierEngine:
         except UserError:
             raise
         except Exception as error:  # vLLM raises whatever its parts do; the log has the cause
-            raise self._explain(error, log) from error
+            raise self._explain(error) from error
 
     def _has_tokenizer(self) -> bool:
         return not self._target.engine_args.get("skip_tokenizer_init", False)
@@ -169,8 +170,8 @@ class VerifierEngine:
             },
         }
 
-    def _explain(self, error: Exception, log: Path) -> Exception:
-        name, text = root_cause(log) or (type(error).__name__, " ".join(str(error).split()))
+    def _explain(self, error: Exception) -> Exception:
+        name, text = root_cause(self._log) or (type(error).__name__, " ".join(str(error).split()))
         # vLLM's own advice names arguments that are not the user's here.
         text = text.partition(" Try ")[0].rstrip(".")
         if "KV cache" in text or "max_model_len" in text or "max seq len" in text:
@@ -181,7 +182,8 @@ class VerifierEngine:
         if name in ("ConfigError", "ModelError", "EnvironmentError_"):
             return ConfigError(text)
         return EngineDeadError(
-            f"vLLM could not start the target {self._target.model}: {name}: {text} (log: {log})"
+            f"vLLM could not start the target {self._target.model}: {name}: {text} "
+            f"(log: {self._log})"
         )
 
     async def generate(self, request: GenerationRequest) -> dict[str, Any]:
@@ -210,16 +212,21 @@ class VerifierEngine:
         """
         from vllm.exceptions import VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+        from vllm.v1.engine.exceptions import EngineGenerateError
 
         prompt, sampling = self._prompt(request), self._sampling(request)
         try:
             async for output in self._engine.generate(prompt, sampling, request.request_id):
                 yield output
-        except (VLLMValidationError, ValueError) as error:
-            # vLLM's input processor checks the prompt and raises either of them.
-            raise InputError(" ".join(str(error).split())) from error
+        except (VLLMValidationError, ValueError, OverflowError, EngineGenerateError) as error:
+            # vLLM's input processor checks the prompt and raises the first two; numbers that its
+            # wire does not take come as the others.
+            raise InputError(_first_argument(error)) from error
         except VllmEngineDeadError as error:
-            raise EngineDeadError("the target's engine has died; see its log") from error
+            name, text = root_cause(self._log) or ("cause", "unknown, it may have been killed")
+            raise EngineDeadError(
+                f"the target's engine has died ({name}: {text}); its log is {self._log}"
+            ) from error
 
     def _prompt(self, request: GenerationRequest) -> Any:
         if request.prompt_token_ids is not None:
@@ -247,14 +254,19 @@ class VerifierEngine:
             return SamplingParams(
                 **{"output_kind": RequestOutputKind.CUMULATIVE, **request.sampling}
             )
-        except (VLLMValidationError, ValueError, TypeError) as error:
-            raise InputError(" ".join(str(error).split())) from error
+        except (VLLMValidationError, ValueError, TypeError, OverflowError) as error:
+            raise InputError(_first_argument(error)) from error
 
     async def close(self) -> None:
         """Ends the engine and its processes; may be called twice."""
         if self._engine is not None:
             self._engine.shutdown()
             self._engine = None
+
+
+def _first_argument(error: Exception) -> str:
+    """An error's sentence; vLLM's ``str`` adds the parameter and value that it names already."""
+    return " ".join(str(error.args[0] if error.args else error).split()) or type(error).__name__
 
 
 def _result(output: RequestOutput, started: float, first_token_at: float | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.verifier.config import TargetConfig
 
 
-def engine_environment(target: TargetConfig) -> dict[str, str]:
+def engine_environment(target: TargetConfig, run_folder: str) -> dict[str, str]:
     """Returns what must be set before the verifier's process imports torch and vLLM."""
     return {
         # The V2 runner needs hooks of its own.
@@ -19,4 +19,7 @@ def engine_environment(target: TargetConfig) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if target.tensor_parallel_size == 1 else "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "TOKENIZERS_PARALLELISM": "false",
+        # vLLM leaves sockets and files behind; here they go with the run's folder.
+        "VLLM_RPC_BASE_PATH": run_folder,
+        "TMPDIR": run_folder,
     }

@@ -24,7 +24,7 @@ from paceline.verifier.environment import engine_environment
 from tests.tiny import VOCAB_SIZE, make_tiny_llama
 
 # Before torch and vLLM are imported, in this process and in those that it starts.
-os.environ.update(engine_environment(TargetConfig(model="tiny")))
+os.environ.update(engine_environment(TargetConfig(model="tiny"), tempfile.gettempdir()))
 with warnings.catch_warnings():
     # vLLM's own imports warn of what its dependencies deprecate.
     warnings.simplefilter("ignore")

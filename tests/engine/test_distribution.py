@@ -51,12 +51,12 @@ class Law:
         self.second = grid[:, 0, 1]  # [VOCAB, VOCAB]
         self.third = grid[:, :, 2]  # [VOCAB, VOCAB, VOCAB]
 
-    def joint(self, sampling: dict[str, Any]) -> np.ndarray:
+    def joint(self, sampling: dict[str, Any]) -> Any:
         law = np.array(
             [probabilities(row, sampling) for row in (self.first, *self.second)]
         )  # [1 + VOCAB, VOCAB]
         third = np.apply_along_axis(probabilities, 2, self.third, sampling)
-        joint: np.ndarray = law[0][:, None, None] * law[1:, :, None] * third
+        joint: np.ndarray = np.asarray(law[0][:, None, None] * law[1:, :, None] * third)
         return joint
 
     def likeliest(self, tokens: list[int], k: int) -> list[int]:
@@ -72,7 +72,7 @@ def probabilities(logits: np.ndarray, sampling: dict[str, Any]) -> np.ndarray:
     scaled = logits / sampling["temperature"]
     if "top_k" in sampling:
         scaled = np.where(scaled >= np.sort(scaled)[-sampling["top_k"]], scaled, -np.inf)
-    law = np.exp(scaled - scaled.max())
+    law: np.ndarray = np.exp(scaled - scaled.max())
     law /= law.sum()
     if "top_p" in sampling:
         order = np.argsort(law)[::-1]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.verifier.config import TargetConfig
 from paceline.verifier.environment import engine_environment
 from tests.engine.conftest import EngineHost, prompt, speculation, start_engine, tiny_target
 from tests.fakes import FakeDrafter, oracle_of, perfect, wrong
@@ -26,7 +25,7 @@ def test_two_ranks_equal_one(
         for p, output in zip(PROMPTS, expected, strict=True)
     )
     target = tiny_target(tiny_folder, tensor_parallel_size=2)
-    for name, value in engine_environment(TargetConfig(model="x", tensor_parallel_size=2)).items():
+    for name, value in engine_environment(target, str(run_folder)).items():
         monkeypatch.setenv(name, value)
     host = start_engine(target, speculation(run_folder, "tp", K), run_folder, "tp")
     try:

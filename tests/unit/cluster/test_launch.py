@@ -69,8 +69,8 @@ def test_a_wrong_configuration(
     ("arguments", "expected"),
     [
         (["--max-tokens", "0"], "--max-tokens is 0, it must be at least 1"),
-        (["--temperature", "-1"], "--temperature is -1.0, it lies between 0 and 100"),
-        (["--temperature", "nan"], "--temperature is nan, it lies between 0 and 100"),
+        (["--temperature", "-1"], "--temperature is -1.0, it lies between 0 and 2"),
+        (["--temperature", "nan"], "--temperature is nan, it lies between 0 and 2"),
     ],
 )
 def test_a_wrong_argument(
@@ -81,7 +81,7 @@ def test_a_wrong_argument(
 
 def test_an_empty_prompt(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     sentence = refused(capsys, "generate", "--config", config, "--prompt", "  ")
-    assert sentence == "the prompt is empty; write what to complete behind --prompt"
+    assert sentence == "the prompt is empty or no valid UTF-8; write what to complete"
 
 
 def test_an_input_that_is_missing_or_empty(

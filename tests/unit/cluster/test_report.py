@@ -138,11 +138,11 @@ def line(**changes: Any) -> dict[str, Any]:
 def test_a_row_is_one_line_with_the_request_s_figures() -> None:
     text = row(line(equal_to_plain=True))
     assert "\n" not in text
-    assert text.split() == [*"q 5 tokens 6 of 10 drafts 2.50 a pass equal one two".split()]
+    assert text.split() == [*"q 5 tokens 6 of 10 drafts 2.50 tokens equal one two".split()]
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"), [({"equal_to_plain": False}, "DIFFERS"), ({}, "pass  ")]
+    ("changes", "word"), [({"equal_to_plain": False}, "DIFFERS"), ({}, "tokens  ")]
 )
 def test_a_row_says_whether_it_was_compared(changes: dict[str, Any], word: str) -> None:
     assert word in row(line(**changes))
@@ -151,7 +151,7 @@ def test_a_row_says_whether_it_was_compared(changes: dict[str, Any], word: str) 
 
 def test_a_row_of_an_undrafted_request_has_no_length() -> None:
     for speculation in (None, with_rates(counters(0, 0, 3, 0))):
-        assert "0 of 0    drafts      - a pass" in row(line(speculation=speculation))
+        assert "0 of 0 drafts                 -  " in row(line(speculation=speculation))
 
 
 def test_long_ids_and_texts_are_cut() -> None:

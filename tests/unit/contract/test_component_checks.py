@@ -40,7 +40,7 @@ WRONG: list[tuple[type[Config], dict[str, Any], str]] = [
     (TargetConfig, {"dtype": "int8"}, "dtype: .*'int8'"),
     (TargetConfig, {"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
     (TargetConfig, {"max_num_seqs": -3}, "max_num_seqs is -3"),
-    (TargetConfig, {"threads": 0}, "threads is 0, it must be at least 1"),
+    (TargetConfig, {"threads": 0}, "threads is 0, it lies between 1 and 1024"),
     (TargetConfig, {"max_model_len": 1}, "max_model_len is 1, it must be at least 2"),
     (TargetConfig, {"kv_cache_gib": 0}, r"kv_cache_gib is 0\.0, it must be a number above 0"),
     (DrafterConfig, {"name": ""}, "name .. is empty"),

@@ -132,7 +132,7 @@ def test_a_message_that_is_too_long_is_not_read(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection is closed; another peer's is not."""
-    monkeypatch.setattr(transport, "MAX_MESSAGE_BYTES", 1 << 16)
+    monkeypatch.setattr(transport, "MAX_DRAFTER_MESSAGE_BYTES", 1 << 16)
     with Router(address, 64, None) as router, dial(address, b"good") as good:
         send_soon(good, PING)
         next_from(router)

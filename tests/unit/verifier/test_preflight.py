@@ -101,10 +101,12 @@ def test_the_environment_follows_the_configuration(
     tensor_parallel_size: int, threads: int, own_process: str
 ) -> None:
     environment = engine_environment(
-        TargetConfig(model="m", tensor_parallel_size=tensor_parallel_size, threads=threads)
+        TargetConfig(model="m", tensor_parallel_size=tensor_parallel_size, threads=threads),
+        run_folder="/run/folder",
     )
     assert environment["OMP_NUM_THREADS"] == str(threads)
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == own_process
     assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
+    assert environment["TMPDIR"] == environment["VLLM_RPC_BASE_PATH"] == "/run/folder"
     assert all(isinstance(value, str) for value in environment.values())
