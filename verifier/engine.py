@@ -266,6 +266,8 @@ class VerifierEngine:
 
 def _first_argument(error: Exception) -> str:
     """An error's sentence; vLLM's ``str`` adds the parameter and value that it names already."""
+    if type(error).__name__ == "EngineGenerateError" and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     return " ".join(str(error.args[0] if error.args else error).split()) or type(error).__name__
 
 

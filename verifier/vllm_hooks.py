@@ -198,6 +198,12 @@ class PipelineScheduler(Scheduler):
                 # The last token of a request is always the bonus token: drafts behind it would be
                 # verified for nothing. vLLM itself clips at max_model_len only.
                 room = request.max_tokens - request.num_output_tokens - 1
+                to_min_tokens = request.sampling_params.min_tokens - request.num_output_tokens
+                if to_min_tokens > 0:
+                    # The bonus token is sampled with the stop tokens masked if min_tokens was not
+                    # reached when the pass began (logits_processor/builtin.py): so none may lie
+                    # behind that point.
+                    room = min(room, to_min_tokens - 1)
                 drafts = step.drafts[request_id][: max(room, 0)]
                 # Without this a draft that the grammar forbids would end the request.
                 request.spec_token_ids = self.structured_output_manager.validate_tokens(

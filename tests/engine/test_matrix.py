@@ -7,8 +7,6 @@ the clock has a say, only the output may be relied on.
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 from paceline.verifier.engine import GenerationRequest
 from tests.engine.conftest import EngineHost, prompt, speculation, start_engine, tiny_target
 from tests.engine.scripts import SCRIPTS
+from tests.engine.views import check_same, view_all
 from tests.fakes import FakeDrafter, Oracle, oracle_of
 from tests.tiny import add_tokenizer, make_tiny_llama
 
@@ -64,57 +63,6 @@ class Matrix:
         )
 
 
-def view_all(host: EngineHost, requests: list[GenerationRequest], concurrency: int) -> list[Any]:
-    """Completes ``requests``; returns what a client sees of each, the stream included."""
-
-    async def one(request: GenerationRequest, gate: asyncio.Semaphore) -> dict[str, Any]:
-        async with gate:
-            streamed: list[int] = []
-            text = ""
-            async for output in host.engine.stream(request):
-                completion = output.outputs[0]
-                # Cumulative: what was shown is never taken back.
-                assert list(completion.token_ids[: len(streamed)]) == streamed
-                assert completion.text.startswith(text)
-                streamed, text = list(completion.token_ids), completion.text
-            return {
-                "token_ids": list(completion.token_ids),
-                "text": completion.text,
-                "finish_reason": completion.finish_reason,
-                "stop_reason": completion.stop_reason,
-                "logprobs": completion.logprobs,
-                "prompt_logprobs": output.prompt_logprobs,
-                "cumulative_logprob": completion.cumulative_logprob,
-            }
-
-    async def run() -> list[Any]:
-        gate = asyncio.Semaphore(concurrency)
-        return list(await asyncio.gather(*(one(request, gate) for request in requests)))
-
-    views: list[Any] = host.submit(run()).result(300)
-    return views
-
-
-def check_same(view: dict[str, Any], expected: dict[str, Any]) -> None:
-    for key in ("token_ids", "text", "finish_reason", "stop_reason"):
-        assert view[key] == expected[key], key
-    for key in ("logprobs", "prompt_logprobs"):
-        check_logprobs(view[key], expected[key])
-
-
-def check_logprobs(ours: Any, theirs: Any) -> None:
-    assert (ours is None) == (theirs is None)
-    for step, plain in zip(ours or (), theirs or (), strict=True):
-        if plain is None:  # the first prompt token has none
-            assert step is None
-            continue
-        assert step.keys() == plain.keys()
-        for token, entry in plain.items():
-            # Two batch shapes round differently, in plain vLLM as well.
-            assert math.isclose(step[token].logprob, entry.logprob, abs_tol=1e-3)
-            assert step[token].rank == entry.rank
-
-
 FEATURES: dict[str, Any] = {
     "greedy": lambda tokens, text: {},
     "stop string inside a block": lambda tokens, text: {"stop": [text[9]]},
@@ -127,6 +75,10 @@ FEATURES: dict[str, Any] = {
     "min_tokens before the stop": lambda tokens, text: {
         "stop_token_ids": [tokens[5]],
         "min_tokens": 12,
+    },
+    "min_tokens inside a block": lambda tokens, text: {
+        "stop_token_ids": list(range(0, 256, 5)),
+        "min_tokens": 9,
     },
     "EOS inside a block": lambda tokens, text: {"ignore_eos": False},
     "EOS before min_tokens": lambda tokens, text: {"ignore_eos": False, "min_tokens": 18},
