@@ -95,12 +95,13 @@ def outcome(host: EngineHost, request: GenerationRequest) -> Any:
     """Returns all that the last output shows, or the refusal."""
 
     async def run() -> Any:
+        latest: dict[int, Any] = {}  # with n > 1 an output may hold some of the n only
         async for output in host.engine.stream(request):
-            last = output
+            latest |= {completion.index: completion for completion in output.outputs}
         return [
             (list(c.token_ids), c.text, c.finish_reason, c.stop_reason, values(c.logprobs))
-            for c in sorted(last.outputs, key=lambda c: c.index)
-        ], values(last.prompt_logprobs)
+            for _, c in sorted(latest.items())
+        ], values(output.prompt_logprobs)
 
     try:
         return host.submit(run()).result(120)
