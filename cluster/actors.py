@@ -17,6 +17,7 @@ from paceline.drafter.service import DraftService
 from paceline.drafter.session import make_hello
 from paceline.errors import UserError
 from paceline.transport import CurveKeys, TransportConfig
+from paceline.verifier.colocated import ColocatedSpeculation
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.engine import GenerationRequest, Speculation, VerifierEngine
 
@@ -32,14 +33,14 @@ class Verifier:
     def __init__(
         self,
         target: TargetConfig,
-        speculation: Speculation | None,
+        speculation: Speculation | ColocatedSpeculation | None,
         keys: CurveKeys | None,
         run_folder: str,
         name: str,
     ) -> None:
         folder = Path(run_folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if keys is not None and speculation is not None and speculation.key_file is not None:
+        if keys is not None and isinstance(speculation, Speculation) and speculation.key_file:
             # vLLM's engine is a process of its own, and its arguments are logged: a file it is.
             keys.save(Path(speculation.key_file))
         self._engine = VerifierEngine(target, speculation, folder, name)

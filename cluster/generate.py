@@ -17,7 +17,7 @@ import ray
 from paceline.cluster.config import load_config
 from paceline.cluster.inputs import BrokenLine, Prompt, open_prompts
 from paceline.cluster.report import HEADER, Comparison, Totals, row, summary, with_rates
-from paceline.cluster.runtime import Runtime, unwrapped
+from paceline.cluster.runtime import Runtime, drafted_side, plain_side, unwrapped
 from paceline.errors import (
     ConfigError,
     InputError,
@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             total, prompts = open_prompts(Path(arguments.input))
         lines = _open_output(arguments, stack)
-        runtime = stack.enter_context(Runtime(config, with_plain=arguments.compare, progress=_say))
+        sides = [drafted_side(config), *([plain_side(config)] if arguments.compare else [])]
+        runtime = stack.enter_context(Runtime(config, sides=sides, progress=_say))
         job = _Job(runtime, config.target.max_num_seqs, defaults, total, lines)
         job.run(prompts)
     print(summary(job.drafted, job.comparison), file=sys.stderr)
@@ -122,6 +123,8 @@ class _Job:
         write: Callable[[dict[str, Any]], None],
     ) -> None:
         self._runtime = runtime
+        self._drafted = runtime.targets["target"]
+        self._plain = runtime.targets.get("plain")
         self._window = window
         self._defaults = defaults
         self._total = total
@@ -131,21 +134,21 @@ class _Job:
         self._last_progress = time.monotonic()
         self.num_broken = 0
         self.drafted = Totals()
-        self.comparison = Comparison() if runtime.plain is not None else None
+        self.comparison = Comparison() if self._plain is not None else None
 
     def run(self, prompts: Iterable[Prompt | BrokenLine]) -> None:
         """Runs all prompts."""
         good = self._without_broken(prompts)
         if self.comparison is None:
-            for prompt, result in self._stream(self._runtime.drafted, good, self.drafted):
+            for prompt, result in self._stream(self._drafted, good, self.drafted):
                 self._finish(prompt, result, None)
             return
-        for actor in (self._runtime.drafted, self._runtime.plain):
+        for actor in (self._drafted, self._plain):
             self._warm_up(actor)
         # Block by block on both sides, so that a machine whose speed drifts treats them alike.
         while block := list(itertools.islice(good, self._window)):
-            drafted = dict(self._stream(self._runtime.drafted, block, self.drafted))
-            plain = dict(self._stream(self._runtime.plain, block, self.comparison.plain))
+            drafted = dict(self._stream(self._drafted, block, self.drafted))
+            plain = dict(self._stream(self._plain, block, self.comparison.plain))
             for prompt in block:
                 self._finish(prompt, drafted[prompt], plain[prompt])
 
@@ -238,7 +241,7 @@ class _Job:
             )
             return False
         with unwrapped():
-            again = ray.get(self._send(self._runtime.plain, prompt, logprobs=2))
+            again = ray.get(self._send(self._plain, prompt, logprobs=2))
         gaps = again["top_two_gaps"]
         if position < len(gaps) and gaps[position] < TIE:
             self.comparison.ties += 1

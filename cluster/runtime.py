@@ -1,4 +1,4 @@
-"""A run's processes, from nothing to nothing: Ray, a verifier or two, drafters."""
+"""A run's processes, from nothing to nothing: Ray, verifiers, drafters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,9 +25,13 @@ from ray.exceptions import (
 
 from paceline.cluster.actors import DrafterActor, VerifierActor
 from paceline.cluster.config import PacelineConfig
+from paceline.drafter.config import DrafterConfig
 from paceline.drafter.preflight import check_drafter
 from paceline.errors import ConfigError, EngineDeadError, PacelineError, RequestFailedError
+from paceline.scheduler.config import SpeculationConfig
 from paceline.transport import CurveKeys, probe_bind
+from paceline.verifier.colocated import ColocatedSpeculation
+from paceline.verifier.config import TargetConfig
 from paceline.verifier.engine import Speculation
 from paceline.verifier.environment import engine_environment
 from paceline.verifier.preflight import check_target
@@ -52,25 +57,50 @@ def unwrapped() -> Iterator[None]:
         ) from error
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One target of a run, with what drafts for it; without either way of drafting it is plain."""
+
+    name: str
+    target: TargetConfig
+    drafters: Sequence[DrafterConfig] = ()
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    colocated: ColocatedSpeculation | None = None
+    """vLLM drafts in the target's process; such a side has no ``drafters``."""
+
+
+def drafted_side(config: PacelineConfig) -> Side:
+    """Returns the target of a configuration file with all its drafters."""
+    return Side(
+        name="target",
+        target=config.target,
+        drafters=config.active_drafters,
+        speculation=config.speculation,
+    )
+
+
+def plain_side(config: PacelineConfig) -> Side:
+    """Returns the same target without drafts."""
+    return Side(name="plain", target=config.target)
+
+
 class Runtime:
     """The running processes of one configuration; use it with ``with``.
 
     Attributes:
-        drafted: Actor of the target that takes drafts (plain if there are no drafters).
-        plain: Actor of the same target without speculation, for comparison; None if not asked for.
+        targets: The targets' actors, by the names of their sides.
         drafters: The drafters' actors.
     """
 
     def __init__(
-        self, config: PacelineConfig, *, with_plain: bool, progress: Callable[[str], None]
+        self, config: PacelineConfig, *, sides: Sequence[Side], progress: Callable[[str], None]
     ) -> None:
         self._config = config
-        self._with_plain = with_plain
+        self._sides = sides
         self._progress = progress
         self._stack = contextlib.ExitStack()
         self._run_refs: list[Any] = []
-        self.drafted: Any = None
-        self.plain: Any = None
+        self.targets: dict[str, Any] = {}
         self.drafters: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -103,98 +133,105 @@ class Runtime:
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         config = self._config
-        target = config.target
         address = config.cluster.address or os.environ.get("RAY_ADDRESS")
         if address is None:
             # On a cluster, folders are where the actors are, and the actors check them.
             if config.transport.control != "auto":
                 probe_bind(config.transport.control)
-            resolved = check_target(target)
-            for drafter in config.active_drafters:
-                check_drafter(drafter, resolved, target.dtype)
+            for side in self._sides:
+                resolved = check_target(side.target)
+                for drafter in side.drafters:
+                    check_drafter(drafter, resolved, side.target.dtype)
         run_folder = Path(tempfile.mkdtemp(prefix="paceline-"))
         stack.push(_Removal(run_folder))
         self._progress("starting Ray" if address is None else f"joining Ray at {address}")
         stack.enter_context(_ray(address, self._num_cpus()))
         self._check_gpus()
 
-        control, keys = config.transport.control, None
-        if control == "auto":
-            control = f"ipc://{run_folder}/control"
-        elif control.startswith("tcp://"):
-            keys = CurveKeys.generate()
-        speculation = None
-        if config.num_speculative_tokens:
-            speculation = Speculation(
-                num_speculative_tokens=config.num_speculative_tokens,
-                control=control,
-                key_file=str(run_folder / "keys") if keys else None,
-                config=config.speculation,
-                transport=config.transport,
-            )
-        self._progress(f"loading the target {target.model} ({target.dtype})")
+        targets = {(side.target.model, side.target.dtype) for side in self._sides}
+        names = ", ".join(f"{model} ({dtype})" for model, dtype in sorted(targets))
+        self._progress(f"loading the target {names}")
         started = time.monotonic()
-        self.drafted = self._verifier(stack, "target", speculation, keys, run_folder)
-        starting = [self.drafted.start.remote()]
-        if self._with_plain:
-            self.plain = self._verifier(stack, "plain", None, None, run_folder)
-            starting.append(self.plain.start.remote())
-        if speculation is not None:
-            self._start_drafters(stack, control, keys)
+        starting = [self._start_side(stack, side, run_folder) for side in self._sides]
         self._await(starting, "the target")
         self._progress(f"the target is ready after {time.monotonic() - started:.0f} s")
         for actor in self.drafters:
             self._await_welcome(actor)
-        if self.drafters:
-            names = ", ".join(f"{d.name} ({d.method})" for d in config.active_drafters)
+        drafters = [drafter for side in self._sides for drafter in side.drafters]
+        if drafters:
+            names = ", ".join(dict.fromkeys(f"{d.name} ({d.method})" for d in drafters))
             self._progress(f"drafting: {names}")
+
+    def _start_side(self, stack: contextlib.ExitStack, side: Side, run_folder: Path) -> Any:
+        """Starts a target and its drafters; returns what is done when the target can serve."""
+        control, keys = self._config.transport.control, None
+        number = len(self.targets)
+        speculation: Speculation | ColocatedSpeculation | None = side.colocated
+        if side.drafters:
+            if control == "auto":
+                control = f"ipc://{run_folder}/control-{number}"
+            elif control.startswith("tcp://"):
+                keys = CurveKeys.generate()
+            speculation = Speculation(
+                num_speculative_tokens=max(d.num_speculative_tokens for d in side.drafters),
+                control=control,
+                key_file=str(run_folder / f"keys-{number}") if keys else None,
+                config=side.speculation,
+                transport=self._config.transport,
+            )
+        actor = self._verifier(stack, side, speculation, keys, run_folder)
+        self.targets[side.name] = actor
+        starting = actor.start.remote()
+        self._start_drafters(stack, side, control, keys)
+        return starting
+
+    def _num_cpus(self) -> int:
+        ranks = sum(side.target.threads * side.target.tensor_parallel_size for side in self._sides)
+        drafters = sum(d.threads * d.replicas for side in self._sides for d in side.drafters)
+        # Ray counts and does not measure: a run on a small machine must not wait for ever.
+        return max(os.cpu_count() or 1, ranks + drafters)
 
     def _check_gpus(self) -> None:
         """Ray would wait for a GPU that it does not have, and say nothing."""
-        wanted = sum(d.replicas for d in self._config.active_drafters if d.device == "cuda")
         available = int(ray.cluster_resources().get("GPU", 0))
-        if wanted > available:
+        drafting = sum(
+            d.replicas for side in self._sides for d in side.drafters if d.device != "cpu"
+        )
+        targets = sum(side.target.tensor_parallel_size for side in self._sides) if available else 0
+        if targets + drafting > available:
             raise ConfigError(
-                f"drafters with device cuda want {wanted} GPUs, but Ray has {available}; set their "
-                "device to cpu, or lower replicas"
+                f"this run needs {targets + drafting} GPUs at the same time, {targets} for targets "
+                f"and {drafting} for drafters, but Ray has {available}; set the drafters' device "
+                "to cpu, or lower replicas"
             )
-
-    def _num_cpus(self) -> int:
-        target = self._config.target
-        rank_cpus = target.threads * target.tensor_parallel_size
-        drafters = sum(d.threads * d.replicas for d in self._config.active_drafters)
-        needed = rank_cpus * (2 if self._with_plain else 1) + drafters
-        # Ray counts and does not measure: a run on a small machine must not wait for ever.
-        return max(os.cpu_count() or 1, needed)
 
     def _verifier(
         self,
         stack: contextlib.ExitStack,
-        name: str,
-        speculation: Speculation | None,
+        side: Side,
+        speculation: Speculation | ColocatedSpeculation | None,
         keys: CurveKeys | None,
         run_folder: Path,
     ) -> Any:
-        target = self._config.target
+        target = side.target
         actor = VerifierActor.options(
             num_cpus=target.threads * target.tensor_parallel_size,
             num_gpus=target.tensor_parallel_size if ray.cluster_resources().get("GPU") else 0,
             runtime_env={"env_vars": engine_environment(target, str(run_folder))},
-        ).remote(target, speculation, keys, str(run_folder), name)
+        ).remote(target, speculation, keys, str(run_folder), side.name)
         stack.callback(_end, actor, "close", None)
         return actor
 
     def _start_drafters(
-        self, stack: contextlib.ExitStack, control: str, keys: CurveKeys | None
+        self, stack: contextlib.ExitStack, side: Side, control: str, keys: CurveKeys | None
     ) -> None:
-        config = self._config
-        for drafter in config.active_drafters:
+        for drafter in side.drafters:
             for name in drafter.replica_names:
                 actor = DrafterActor.options(
                     num_cpus=drafter.threads,
                     num_gpus=0 if drafter.device == "cpu" else 1,
                     runtime_env={"env_vars": {"OMP_NUM_THREADS": str(drafter.threads)}},
-                ).remote(drafter, name, config.target.dtype, [control], config.transport, keys)
+                ).remote(drafter, name, side.target.dtype, [control], self._config.transport, keys)
                 running = actor.run.remote()
                 stack.callback(_end, actor, "stop", running)
                 self.drafters.append(actor)

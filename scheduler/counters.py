@@ -23,6 +23,9 @@ class RequestCounters:
     """Passes that the request sat out for a proposal."""
     stale: int = 0
     """Proposals that contradicted, or lay wholly within, what was committed meanwhile."""
+    waited_s: float = 0.0
+    """Seconds in which the target ran nothing, for the sake of proposals, though this request could
+    have decoded."""
 
     def count_pass(self, num_drafted: int, num_accepted: int) -> None:
         """Counts one decode pass with its outcome."""

@@ -17,6 +17,7 @@ from paceline.scheduler.config import SpeculationConfig
 from paceline.transport import TransportConfig, probe_bind
 from paceline.verifier import preflight
 from paceline.verifier.assembly import EngineSettings
+from paceline.verifier.colocated import ColocatedSpeculation, read_counts
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.logs import root_cause, write_logging_config
 
@@ -46,13 +47,19 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | None = None
     sampling: dict[str, Any] = {}
     """Arguments of vLLM's ``SamplingParams``."""
+    detailed: bool = False
+    """Whether the result has ``events`` and ``prompt_token_ids``, too."""
 
 
 class VerifierEngine:
     """One vLLM engine. ``start`` loads it; all methods belong to one asyncio loop."""
 
     def __init__(
-        self, target: TargetConfig, speculation: Speculation | None, run_folder: Path, name: str
+        self,
+        target: TargetConfig,
+        speculation: Speculation | ColocatedSpeculation | None,
+        run_folder: Path,
+        name: str,
     ) -> None:
         self._target = target
         self._speculation = speculation
@@ -69,7 +76,7 @@ class VerifierEngine:
             EngineDeadError: vLLM failed for a reason that is not the user's.
         """
         resolved = preflight.check_target(self._target)
-        if self._speculation is not None:
+        if isinstance(self._speculation, Speculation):
             probe_bind(self._speculation.control)
         logging_config, self._log = write_logging_config(self._run_folder, self._name)
         os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(logging_config)
@@ -118,8 +125,12 @@ class VerifierEngine:
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))
         arguments.update(target.engine_args)
-        if self._speculation is not None:
-            arguments.update(self._speculative_args(resolved, self._speculation))
+        match self._speculation:
+            case Speculation() as speculation:
+                arguments.update(self._speculative_args(resolved, speculation))
+            case ColocatedSpeculation(speculative_config=speculative_config):
+                arguments["speculative_config"] = speculative_config
+                arguments["per_request_spec_decode_metrics"] = "detailed"
         return AsyncEngineArgs(**arguments)
 
     def _check_memory(self, kv_cache_gib: float) -> None:
@@ -189,6 +200,8 @@ class VerifierEngine:
     async def generate(self, request: GenerationRequest) -> dict[str, Any]:
         """Completes one prompt; returns ``text, token_ids, finish_reason, usage, speculation``,
         and ``top_two_gaps`` (per token, of the log probabilities) if two or more were asked for.
+        A detailed request also gets ``prompt_token_ids``, and ``events``: for each output of the
+        engine the seconds since this call and the number of new tokens in it.
 
         Cancelling the task aborts the request in the engine.
 
@@ -197,13 +210,30 @@ class VerifierEngine:
             EngineDeadError: the engine has died.
         """
         started = time.monotonic()
-        first_token_at: float | None = None
+        events: list[tuple[float, int]] = []
+        num_tokens = 0
         output: RequestOutput | None = None
         async for output in self.stream(request):
-            if first_token_at is None and output.outputs[0].token_ids:
-                first_token_at = time.monotonic()
+            num_new = len(output.outputs[0].token_ids) - num_tokens
+            if num_new:
+                events.append((time.monotonic() - started, num_new))
+                num_tokens += num_new
         assert output is not None and output.finished
-        return _result(output, started, first_token_at)
+        result = _result(output, self._counts(output))
+        result["seconds"] = time.monotonic() - started
+        result["seconds_to_first_token"] = events[0][0] if events else None
+        if request.detailed:
+            result["events"] = events
+            result["prompt_token_ids"] = list(output.prompt_token_ids or ())
+        return result
+
+    def _counts(self, output: RequestOutput) -> dict[str, Any] | None:
+        if not isinstance(self._speculation, ColocatedSpeculation):
+            return (output.kv_transfer_params or {}).get("paceline")
+        metrics = output.outputs[0].spec_decode_metrics
+        if metrics is None:  # vLLM sends none behind a stop string
+            return None
+        return read_counts(metrics, self._speculation.speculative_config["method"])
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Completes one prompt; yields vLLM's outputs, each with all tokens so far.
@@ -271,7 +301,7 @@ def _first_argument(error: Exception) -> str:
     return " ".join(str(error.args[0] if error.args else error).split()) or type(error).__name__
 
 
-def _result(output: RequestOutput, started: float, first_token_at: float | None) -> dict[str, Any]:
+def _result(output: RequestOutput, counts: dict[str, Any] | None) -> dict[str, Any]:
     completion = output.outputs[0]
     num_prompt = len(output.prompt_token_ids or ())
     num_output = len(completion.token_ids)
@@ -284,10 +314,8 @@ def _result(output: RequestOutput, started: float, first_token_at: float | None)
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
         },
-        "speculation": (output.kv_transfer_params or {}).get("paceline"),
+        "speculation": counts,
         "top_two_gaps": [_top_two_gap(step) for step in completion.logprobs or ()],
-        "seconds": time.monotonic() - started,
-        "seconds_to_first_token": None if first_token_at is None else first_token_at - started,
     }
 
 

@@ -70,6 +70,7 @@ class Pipeline:
         self._admissions: dict[int, Admission] = {}
         self._num_handles = 0
         self._commits: dict[str, list[Committed]] = {}
+        self._waiting_since: float | None = None
 
     def start(self) -> None:
         """Opens the endpoint for drafters."""
@@ -110,6 +111,8 @@ class Pipeline:
             plan = self._state.plan(now, name_of, prefill_ready)
             if plan.wait_until is None:
                 break
+            if self._waiting_since is None:
+                self._waiting_since = now
             remaining = min(wait_end, plan.wait_until) - now
             if remaining <= 0:
                 self._control.flush()
@@ -117,6 +120,10 @@ class Pipeline:
             self._control.flush()
             self._control.wait(remaining)
         self._control.flush()
+        if self._waiting_since is not None:
+            for handle in name_of:
+                self._state.requests[handle].counters.waited_s += now - self._waiting_since
+            self._waiting_since = None
         drafts = {
             name: list(proposal)
             for handle, name in name_of.items()
@@ -159,6 +166,8 @@ class Pipeline:
             )
         )
         del self._admissions[handle]
+        if not self._handles:
+            self._waiting_since = None  # nobody is left to wait for
         return _report(request)
 
     def length(self, request_id: str) -> int | None:
@@ -218,4 +227,5 @@ def _report(request: RequestState) -> dict[str, Any]:
         "accepted_per_position": list(counters.accepted_per_position),
         "holds": counters.holds,
         "stale": counters.stale,
+        "waited_s": counters.waited_s,
     }

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from paceline.cluster.config import PacelineConfig
-from paceline.cluster.runtime import Runtime
+from paceline.cluster.runtime import Runtime, drafted_side, plain_side
 from paceline.drafter.config import DrafterConfig
 from paceline.scheduler.config import SpeculationConfig
 from paceline.verifier.config import TargetConfig
@@ -72,25 +72,27 @@ def test_kill_nine_in_mid_generation(tmp_path: Path) -> None:
         ],
         speculation=SpeculationConfig(patience_ms=1000),
     )
-    with Runtime(config, with_plain=True, progress=print) as runtime:
+    sides = [drafted_side(config), plain_side(config)]
+    with Runtime(config, sides=sides, progress=print) as runtime:
         drafter = runtime.drafters[0]
         victim = process_id(drafter)
-        pending = [runtime.drafted.generate.remote(r) for r in requests("first", "drafted")]
+        drafted, plain_target = runtime.targets["target"], runtime.targets["plain"]
+        pending = [drafted.generate.remote(r) for r in requests("first", "drafted")]
         done, rest = ray.wait(pending, num_returns=2)
         assert rest, "all were done before the drafter could be killed"
         os.kill(victim, signal.SIGKILL)
         results = ray.get(pending)
-        plain = finish(runtime.plain, "first", "plain")
+        plain = finish(plain_target, "first", "plain")
         assert [r["token_ids"] for r in results] == [r["token_ids"] for r in plain]
         assert sum(r["speculation"]["accepted"] for r in ray.get(done)) > 0
-        drafted = sum(r["speculation"]["drafted_rounds"] for r in results)
+        num_drafted = sum(r["speculation"]["drafted_rounds"] for r in results)
         rounds = sum(r["speculation"]["rounds"] for r in results)
-        assert drafted < rounds, "nothing ran undrafted: the drafter was not missed"
+        assert num_drafted < rounds, "nothing ran undrafted: the drafter was not missed"
 
         assert process_id(drafter) != victim
         while not ray.get(drafter.wait_welcomed.remote(1)):
             runtime.check_drafters()
-        again = finish(runtime.drafted, "second", "drafted")
+        again = finish(drafted, "second", "drafted")
         assert all(r["speculation"]["accepted"] > 0 for r in again)
-        plain = finish(runtime.plain, "second", "plain")
+        plain = finish(plain_target, "second", "plain")
         assert [r["token_ids"] for r in again] == [r["token_ids"] for r in plain]

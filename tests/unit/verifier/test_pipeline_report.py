@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.verifier.scripted import Rig, due_rig
 
 
@@ -22,6 +24,7 @@ def test_a_report_holds_all_counts() -> None:
         "accepted_per_position": [2, 1, 0],
         "holds": 1,
         "stale": 1,
+        "waited_s": 0.0,
     }
 
 
@@ -49,7 +52,27 @@ def test_without_a_drafter_there_is_no_method_and_nothing_was_drafted() -> None:
         "accepted_per_position": [],
         "holds": 0,
         "stale": 0,
+        "waited_s": 0.0,
     }
+
+
+def test_the_wait_for_a_proposal_is_counted_for_those_who_could_have_run() -> None:
+    rig = due_rig("a", "b")
+    began = rig.control.now
+    assert rig.pipeline.step(["a"], prefill_ready=False).wait
+    rig.control.now += 0.02  # what the engine does between two steps
+    rig.control.on_wait = lambda: rig.arrive(1, 4, 60)
+    step = rig.pipeline.step(["a"], prefill_ready=False)
+    assert step.drafts == {"a": [60]}
+    waited = rig.control.now - began
+    reports = [rig.pipeline.report(name) for name in ("a", "b")]
+    assert [report and report["waited_s"] for report in reports] == [pytest.approx(waited), 0.0]
+    rig.commit(60, 70, num_drafted=1, num_accepted=1)
+    rig.arrive(1, 6, 61)
+    rig.control.now += 1
+    assert not rig.pipeline.step(["a"], prefill_ready=False).wait
+    report = rig.pipeline.report("a")
+    assert report is not None and report["waited_s"] == pytest.approx(waited), "a pass is no wait"
 
 
 def test_an_abort_between_passes_adds_no_round() -> None:
