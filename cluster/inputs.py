@@ -34,6 +34,8 @@ class Prompt:
     id: str
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    category: str = ""
+    """What kind of prompt it is, for those who measure; "" if the line does not say."""
     sampling: dict[str, Any] = field(default_factory=dict)
 
 
@@ -119,7 +121,14 @@ def _parse(number: int, raw: bytes) -> Prompt | BrokenLine:
         sampling[key] = value
     if messages is not None:
         messages = [{**message, "content": _text(message["content"])} for message in messages]
-    return Prompt(line=number, id=line_id, prompt=prompt, messages=messages, sampling=sampling)
+    return Prompt(
+        line=number,
+        id=line_id,
+        prompt=prompt,
+        messages=messages,
+        category=str(values.get("category", "")),
+        sampling=sampling,
+    )
 
 
 def _message_problem(messages: Any) -> str | None:

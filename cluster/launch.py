@@ -16,6 +16,7 @@ from paceline import __version__
 from paceline.errors import PacelineError, UserError
 
 _COMMANDS = {
+    "bench": "paceline.bench.command",
     "generate": "paceline.cluster.generate",
     "models": "paceline.cluster.models_command",
 }
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_generate(commands)
+    _add_bench(commands)
     _add_models(commands)
     return parser
 
@@ -99,6 +101,42 @@ def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("--seed", type=int, metavar="S", help="of sampled requests")
     parser.add_argument(
         "--compare", action="store_true", help="also decode plainly; compare speed and outputs"
+    )
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="compare speed and outputs of several systems",
+        description="LIST: values with commas between them; all combinations are measured.",
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="see ray_configs/")
+    parser.add_argument(
+        "--workload",
+        required=True,
+        metavar="FILE",
+        help="JSONL, each line with 'prompt' or OpenAI 'messages', optionally 'id', 'category'",
+    )
+    parser.add_argument(
+        "--categories", metavar="LIST", help="only lines with these; default: all lines"
+    )
+    parser.add_argument(
+        "--systems",
+        required=True,
+        metavar="LIST",
+        help="plain, vllm:NAME, paceline:NAME, paceline:NAME@MODE; NAME is a drafter of FILE, "
+        "MODE a speculation.mode",
+    )
+    parser.add_argument("--num-speculative-tokens", default="4", metavar="LIST")
+    parser.add_argument("--concurrency", default="1", metavar="LIST")
+    parser.add_argument("--temperature", default="0", metavar="LIST")
+    parser.add_argument("--dtype", metavar="LIST", help="default: target.dtype")
+    parser.add_argument("--num-prompts", type=int, default=16, metavar="N")
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N")
+    parser.add_argument("--output", required=True, metavar="DIR", help="for results.json")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with what an interrupted run left in DIR"
     )
 
 

@@ -84,6 +84,29 @@ def plain_side(config: PacelineConfig) -> Side:
     return Side(name="plain", target=config.target)
 
 
+def check_sides(config: PacelineConfig, sides: Sequence[Side]) -> None:
+    """Checks what can be checked before anything is loaded.
+
+    On a cluster that is nothing: folders are where the actors are, and the actors check them.
+
+    Raises:
+        UserError: a side cannot be started as configured.
+    """
+    if _address(config) is not None:
+        return
+    if config.transport.control != "auto":
+        probe_bind(config.transport.control)
+    for side in sides:
+        resolved = check_target(side.target)
+        for drafter in side.drafters:
+            check_drafter(drafter, resolved, side.target.dtype)
+
+
+def _address(config: PacelineConfig) -> str | None:
+    """Returns the Ray cluster to join; None: a Ray of this run's own."""
+    return config.cluster.address or os.environ.get("RAY_ADDRESS")
+
+
 class Runtime:
     """The running processes of one configuration; use it with ``with``.
 
@@ -133,15 +156,8 @@ class Runtime:
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         config = self._config
-        address = config.cluster.address or os.environ.get("RAY_ADDRESS")
-        if address is None:
-            # On a cluster, folders are where the actors are, and the actors check them.
-            if config.transport.control != "auto":
-                probe_bind(config.transport.control)
-            for side in self._sides:
-                resolved = check_target(side.target)
-                for drafter in side.drafters:
-                    check_drafter(drafter, resolved, side.target.dtype)
+        address = _address(config)
+        check_sides(config, self._sides)
         run_folder = Path(tempfile.mkdtemp(prefix="paceline-"))
         stack.push(_Removal(run_folder))
         self._progress("starting Ray" if address is None else f"joining Ray at {address}")

@@ -1,0 +1,110 @@
+"""``paceline bench``: the same prompts through several systems, which take turns."""
+
+from __future__ import annotations
+
+import argparse
+
+import psutil
+
+from paceline.bench import environment
+from paceline.bench.cells import cell
+from paceline.bench.contest import Contest
+from paceline.bench.matrix import Contender, contenders, groups, max_resident
+from paceline.bench.options import Options, read_options, record
+from paceline.bench.progress import Progress, say
+from paceline.bench.sides import method, needed_gib, side
+from paceline.bench.store import Run, Store
+from paceline.bench.table import table
+from paceline.bench.workload import load_workload
+from paceline.cluster.config import PacelineConfig, load_config
+from paceline.cluster.inputs import Prompt
+from paceline.cluster.runtime import Runtime, Side, check_sides
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns the exit code: 1 if some prompts failed, else 0."""
+    config = load_config(arguments.config)
+    options = read_options(arguments, config)
+    prompts = load_workload(options.workload, options.categories)
+    if len(prompts) < options.num_prompts:
+        say(f"the workload has {len(prompts)} prompts, not {options.num_prompts}; all are used")
+    prompts = prompts[: options.num_prompts]
+    everybody = contenders(options.systems, options.num_speculative_tokens, options.dtypes)
+    sides = [side(contender, config) for contender in everybody]
+    check_sides(config, sides)  # now, and not when a contender's turn comes, hours later
+    run = Run(
+        arguments=record(options, config),
+        environment=environment.environment(config.target),
+        max_resident=_max_resident(config, sides),
+        load_average=environment.load_average(),
+    )
+    store = Store.open(options.output, run, resume=options.resume)
+    _measure(config, options, prompts, groups(everybody, store.run.max_resident), store)
+    cells = [
+        cell(contender, load, method(contender, config), store)
+        for load in options.loads
+        for contender in everybody
+    ]
+    store.write_results(
+        {
+            "environment": {
+                **store.run.environment,
+                "load_average_at_start": store.run.load_average,
+                "max_resident_engines": store.run.max_resident,
+            },
+            "arguments": store.run.arguments,
+            "cells": cells,
+        }
+    )
+    print(table(cells))
+    num_errors = max(one["num_errors"] for one in cells)
+    if num_errors:
+        say(f"{num_errors} of {len(prompts)} prompts could not be served")
+    return 1 if num_errors else 0
+
+
+def _measure(
+    config: PacelineConfig,
+    options: Options,
+    prompts: list[Prompt],
+    parts: list[list[Contender]],
+    store: Store,
+) -> None:
+    rounds = [(repeat, load) for repeat in range(options.repeats) for load in options.loads]
+    per_contender = len(rounds)
+    total = per_contender * sum(len(part) for part in parts)
+    progress: Progress | None = None
+    for number, part in enumerate(parts):
+        num_done = sum(1 for measurement in store if measurement.group == number)
+        if num_done == per_contender * len(part):
+            continue
+        if len(parts) > 1:
+            say(f"group {number + 1} of {len(parts)}: {', '.join(str(c) for c in part)}")
+        sides = [side(contender, config) for contender in part]
+        with Runtime(config, sides=sides, progress=say) as runtime:
+            progress = progress or Progress(total, len(store))
+            contest = Contest(
+                group=number,
+                contenders=part,
+                runtime=runtime,
+                prompts=prompts,
+                max_tokens=options.max_tokens,
+                store=store,
+                finished=progress.finished,
+            )
+            contest.warm_up(max(load.concurrency for load in options.loads))
+            for repeat, load in rounds:
+                contest.run(load, repeat)
+
+
+def _max_resident(config: PacelineConfig, sides: list[Side]) -> int:
+    if config.transport.control != "auto":
+        return 2  # one address, so one target that drafters dial
+    gpus = len(environment.gpus())
+    if gpus:
+        ranks = config.target.tensor_parallel_size
+        drafting = max(sum(d.replicas for d in s.drafters if d.device != "cpu") for s in sides)
+        return max_resident(ranks + drafting, gpus)
+    needed = max(needed_gib(one) for one in sides)
+    # A fifth stays free: what an engine needs is only estimated.
+    return max_resident(needed, 0.8 * psutil.virtual_memory().available / (1 << 30))

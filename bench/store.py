@@ -1,0 +1,176 @@
+"""What has been measured so far, on disk, so that an interrupted run can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.errors import ConfigError
+
+RUN_FILE = "run.json"
+MEASUREMENTS_FILE = "measurements.jsonl"
+RESULTS_FILE = "results.json"
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one prompt in one repeat."""
+
+    id: str
+    error: str | None = None
+    token_ids: list[int] = []
+    seconds_to_first_token: float | None = None
+    events: list[tuple[float, int]] = []
+    """Seconds since the request's start and number of new tokens, of each output."""
+    counts: dict[str, Any] | None = None
+    """The keys of ``Pipeline.report``; None: nobody drafted, or nobody counted."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an output parts from plain decoding's."""
+
+    id: str
+    position: int
+    """Of the first output token that differs, counted from 0."""
+    top_two_gap: float | None
+    """How far plain decoding's two best tokens are apart there, in log probability."""
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One contender under one load, once over all prompts."""
+
+    group: int
+    """Only contenders of a group have alternated."""
+    contender: str
+    concurrency: int
+    temperature: float
+    repeat: int
+    seconds: float
+    """Wall time in which requests of this contender were under way."""
+    requests: list[RequestRecord]
+    """One for each prompt, in the workload's order."""
+    differences: list[Difference] | None = None
+    """Against plain decoding in the same repeat; None: not compared."""
+
+    @property
+    def key(self) -> tuple[int, str, int, float, int]:
+        """What tells measurements apart."""
+        return (self.group, self.contender, self.concurrency, self.temperature, self.repeat)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What a folder's measurements have in common."""
+
+    arguments: dict[str, Any]
+    environment: dict[str, Any]
+    max_resident: int
+    """Decides the groups; kept, since a resumed run may find less memory."""
+    load_average: list[float]
+
+
+class Store:
+    """The measurements of one output folder."""
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        self._folder = folder
+        self.run = run
+        self._measurements: dict[tuple[int, str, int, float, int], Measurement] = {}
+
+    @classmethod
+    def open(cls, folder: Path, run: Run, *, resume: bool) -> Store:
+        """Makes the folder, or takes up what is in it; the first start's ``run`` is kept.
+
+        Raises:
+            ConfigError: the folder is not empty and ``resume`` is not set, it holds measurements
+                of something else, or it cannot be written.
+        """
+        store = cls(folder, run)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not any(folder.iterdir()):
+                _write(folder / RUN_FILE, msgspec.json.encode(run))
+            elif resume:
+                store._take_up()
+            else:
+                raise ConfigError(
+                    f"the output {folder} exists and is not empty; name another folder, or add "
+                    "--resume to go on with what is in it"
+                )
+        except OSError as error:
+            reason = (error.strerror or "").lower()
+            raise ConfigError(f"the output {folder} cannot be written: {reason}") from error
+        return store
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self._measurements.values())
+
+    def __len__(self) -> int:
+        return len(self._measurements)
+
+    def find(
+        self, group: int, contender: str, concurrency: int, temperature: float, repeat: int
+    ) -> Measurement | None:
+        """Returns a finished measurement, None if there is none."""
+        return self._measurements.get((group, contender, concurrency, temperature, repeat))
+
+    def add(self, measurement: Measurement) -> None:
+        """Keeps a finished measurement: one line, written at once."""
+        self._measurements[measurement.key] = measurement
+        line = msgspec.json.encode(measurement) + b"\n"
+        file = os.open(
+            self._folder / MEASUREMENTS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+        )
+        try:
+            os.write(file, line)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """Writes ``results.json``, whole or not at all."""
+        text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
+        _write(self._folder / RESULTS_FILE, text.encode())
+
+    def _take_up(self) -> None:
+        try:
+            earlier = msgspec.json.decode((self._folder / RUN_FILE).read_bytes(), type=Run)
+        except (FileNotFoundError, msgspec.MsgspecError) as error:
+            raise ConfigError(
+                f"the output {self._folder} holds no run that could be resumed; name another folder"
+            ) from error
+        ours = json.loads(msgspec.json.encode(self.run))
+        theirs = json.loads(msgspec.json.encode(earlier))
+        for part in ("arguments", "environment"):
+            for name in {**ours[part], **theirs[part]}:
+                if ours[part].get(name) != theirs[part].get(name):
+                    raise ConfigError(
+                        f"the output {self._folder} was measured with {_said(name, theirs[part])}, "
+                        f"this run has {_said(name, ours[part])}; name another folder"
+                    )
+        self.run = earlier
+        path = self._folder / MEASUREMENTS_FILE
+        if not path.exists():
+            return
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))  # the last run ended in the middle of a line
+        for line in whole.splitlines():
+            measurement = msgspec.json.decode(line, type=Measurement)
+            self._measurements[measurement.key] = measurement
+
+
+def _said(name: str, values: dict[str, Any]) -> str:
+    """One difference, short enough for a sentence."""
+    text = json.dumps(values.get(name))
+    return f"{name} {text}" if len(text) <= 80 else f"another {name}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    unfinished = path.with_suffix(".part")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)

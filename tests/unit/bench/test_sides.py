@@ -1,0 +1,83 @@
+"""What a contender is run with: equal targets, and the same drafter on both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.bench.matrix import Contender
+from paceline.bench.sides import bench_target, colocated_config, side
+from paceline.bench.systems import System
+from paceline.drafter.config import DrafterConfig
+from paceline.errors import ConfigError
+from paceline.verifier.config import TargetConfig
+from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, config
+
+VLLM = Contender(
+    system=System(kind="vllm", drafter="ngram"), dtype="float32", num_speculative_tokens=2
+)
+
+
+def test_all_sides_have_the_same_target() -> None:
+    whole = config(threads=2, max_num_seqs=4)
+    sides = [side(contender, whole) for contender in (PLAIN_CONTENDER, NGRAM_CONTENDER, VLLM)]
+    assert [one.target for one in sides] == [bench_target(whole.target, "float32")] * 3
+    assert sides[0].target.threads == 2
+    assert len({one.name for one in sides}) == 3
+
+
+def test_plain_has_nobody_who_drafts() -> None:
+    made = side(PLAIN_CONTENDER, config())
+    assert not made.drafters and made.colocated is None
+
+
+def test_only_the_named_drafter_drafts_with_the_k_of_the_contender() -> None:
+    whole = config(
+        DrafterConfig(name="other", method="ngram"),
+        DrafterConfig(name="ngram", method="ngram", num_speculative_tokens=7, replicas=3),
+    )
+    made = side(NGRAM_CONTENDER, whole)
+    [drafter] = made.drafters
+    assert (drafter.name, drafter.num_speculative_tokens, drafter.replicas) == ("ngram", 2, 3)
+    assert made.speculation.mode == "lockstep"
+    assert made.colocated is None
+
+
+def test_vllm_looks_up_the_same_ngrams() -> None:
+    drafter = DrafterConfig(name="ngram", method="ngram", prompt_lookup_min=3, prompt_lookup_max=5)
+    made = side(VLLM, config(drafter))
+    assert not made.drafters and made.colocated is not None
+    assert made.colocated.speculative_config == {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "prompt_lookup_min": 3,
+        "prompt_lookup_max": 5,
+    }
+
+
+def test_prefix_caching_is_off_unless_the_configuration_wants_it() -> None:
+    target = TargetConfig(model="m")
+    assert bench_target(target, "float32").engine_args["enable_prefix_caching"] is False
+    wanted = msgspec.structs.replace(target, engine_args={"enable_prefix_caching": True})
+    assert bench_target(wanted, "float32").engine_args["enable_prefix_caching"] is True
+
+
+def draft_model(**changes: Any) -> DrafterConfig:
+    return DrafterConfig(name="small", method="draft_model", model="org/small", **changes)
+
+
+def test_vllms_draft_model() -> None:
+    target = TargetConfig(model="m", dtype="float32", tensor_parallel_size=3)
+    assert colocated_config(draft_model(), target) == {
+        "method": "draft_model",
+        "model": "org/small",
+        "num_speculative_tokens": 4,
+        "draft_tensor_parallel_size": 3,
+    }
+
+
+def test_vllms_draft_model_has_the_targets_dtype() -> None:
+    with pytest.raises(ConfigError, match=r"drafters.small.dtype is float16"):
+        colocated_config(draft_model(dtype="float16"), TargetConfig(model="m"))

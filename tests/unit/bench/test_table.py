@@ -1,0 +1,40 @@
+"""The table on the screen."""
+
+from __future__ import annotations
+
+from paceline.bench.cells import cell
+from paceline.bench.matrix import Load
+from paceline.bench.table import HEADERS, table
+from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, counts, measurement, record
+
+LOAD = Load(concurrency=1, temperature=0.0)
+MEASURED = [
+    measurement(PLAIN_CONTENDER, record((0.5, 1), (1.5, 1)), seconds=1.0),
+    measurement(NGRAM_CONTENDER, record((0.5, 1), (1.0, 1), counts=counts()), seconds=0.5),
+]
+
+
+def lines() -> list[str]:
+    cells = [
+        cell(PLAIN_CONTENDER, LOAD, None, MEASURED),
+        cell(NGRAM_CONTENDER, LOAD, "ngram", MEASURED),
+    ]
+    return table(cells).splitlines()
+
+
+def test_the_figures_stand_in_their_columns() -> None:
+    header, plain, ngram = lines()
+    assert header.split() == " ".join(HEADERS).split()
+    assert plain.split() == ("plain - float32 1 0 2.0 - - 500 1000.0 1000.0 - - - - 0".split())
+    assert ngram.split() == (
+        "paceline:ngram@lockstep 2 float32 1 0 4.0 - 2.00 500 500.0 500.0 5.0 0.75 2.50 - 0".split()
+    )
+
+
+def test_the_columns_are_aligned() -> None:
+    header, plain, ngram = lines()
+    for name in ("tokens/s", "vs plain", "errors"):
+        end = header.index(name) + len(name)
+        assert all(
+            line[end - 1] != " " and line[end : end + 2].strip() == "" for line in (plain, ngram)
+        )
