@@ -35,13 +35,13 @@ class Contest:
         prompts: Sequence[Prompt],
         max_tokens: int,
         store: Store,
-        finished: Callable[[], None],
+        finished: Callable[[int], None],
     ) -> None:
         """Takes the running targets.
 
         Args:
             contenders: The group, plain decoding first.
-            finished: Called after each measurement.
+            finished: Called with the number of measurements that were finished.
         """
         self._group = group
         self._contenders = contenders
@@ -92,7 +92,8 @@ class Contest:
                 differences=self._differences(name, load, repeat, records[name]),
             )
             self._store.add(measurement)
-            self._finished()
+        if missing:
+            self._finished(len(missing))
 
     def _find(self, name: str, load: Load, repeat: int) -> Measurement | None:
         return self._store.find(self._group, name, load.concurrency, load.temperature, repeat)

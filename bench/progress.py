@@ -30,10 +30,10 @@ class Progress:
         self._num_measured = 0
         self._started = clock()
 
-    def finished(self) -> None:
-        """Counts one measurement."""
-        self._done += 1
-        self._num_measured += 1
+    def finished(self, number: int) -> None:
+        """Counts this many measurements."""
+        self._done += number
+        self._num_measured += number
         elapsed = self._clock() - self._started
         left = elapsed / self._num_measured * (self._total - self._done)
         self._tell(

@@ -14,6 +14,9 @@ def engine_environment(target: TargetConfig, run_folder: str) -> dict[str, str]:
         # Worker processes are spawned: a fork of a process with threads (Ray's) can deadlock.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "OMP_NUM_THREADS": str(target.threads),
+        # vLLM's n-gram proposer is compiled by numba, which on its first call sets the number of
+        # OpenMP threads, torch's included, to its own: by default all cores.
+        "NUMBA_NUM_THREADS": str(target.threads),
         # On CPU: one process per engine (nothing spins on the drafter's core while it waits for a
         # worker), and no pinning, since two engines on one machine would pin to the same cores.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if target.tensor_parallel_size == 1 else "1",

@@ -105,8 +105,8 @@ class Rig:
             finished=self.count,
         )
 
-    def count(self) -> None:
-        self.num_finished += 1
+    def count(self, number: int) -> None:
+        self.num_finished += number
 
     def run(self, concurrency: int = 1, temperature: float = 0.0, repeat: int = 0) -> None:
         self.contest.run(Load(concurrency=concurrency, temperature=temperature), repeat)
