@@ -227,14 +227,6 @@ class VerifierEngine:
             result["prompt_token_ids"] = list(output.prompt_token_ids or ())
         return result
 
-    def _counts(self, output: RequestOutput) -> dict[str, Any] | None:
-        if not isinstance(self._speculation, ColocatedSpeculation):
-            return (output.kv_transfer_params or {}).get("paceline")
-        metrics = output.outputs[0].spec_decode_metrics
-        if metrics is None:  # vLLM sends none behind a stop string
-            return None
-        return read_counts(metrics, self._speculation.speculative_config["method"])
-
     async def stream(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Completes one prompt; yields vLLM's outputs, each with all tokens so far.
 
@@ -257,6 +249,14 @@ class VerifierEngine:
             raise EngineDeadError(
                 f"the target's engine has died ({name}: {text}); its log is {self._log}"
             ) from error
+
+    def _counts(self, output: RequestOutput) -> dict[str, Any] | None:
+        if not isinstance(self._speculation, ColocatedSpeculation):
+            return (output.kv_transfer_params or {}).get("paceline")
+        metrics = output.outputs[0].spec_decode_metrics
+        if metrics is None:  # vLLM sends none behind a stop string
+            return None
+        return read_counts(metrics, self._speculation.speculative_config["method"])
 
     def _prompt(self, request: GenerationRequest) -> Any:
         if request.prompt_token_ids is not None:

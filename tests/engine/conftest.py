@@ -18,6 +18,7 @@ import pytest
 
 from paceline.scheduler.config import SpeculationConfig
 from paceline.transport import TransportConfig
+from paceline.verifier.colocated import ColocatedSpeculation
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.engine import GenerationRequest, Speculation, VerifierEngine
 from paceline.verifier.environment import engine_environment
@@ -143,10 +144,14 @@ def speculation(
 
 
 def start_engine(
-    target: TargetConfig, spec: Speculation | None, run_folder: Path, name: str
+    target: TargetConfig,
+    spec: Speculation | ColocatedSpeculation | None,
+    run_folder: Path,
+    name: str,
 ) -> EngineHost:
     """Starts an engine; the caller closes it."""
-    host = EngineHost(VerifierEngine(target, spec, run_folder, name), spec.control if spec else "")
+    control = spec.control if isinstance(spec, Speculation) else ""
+    host = EngineHost(VerifierEngine(target, spec, run_folder, name), control)
     try:
         host.start()
     except BaseException:
