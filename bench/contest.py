@@ -13,7 +13,7 @@ from paceline.bench.matrix import Contender, Load
 from paceline.bench.store import Difference, Measurement, RequestRecord, Store
 from paceline.cluster.inputs import Prompt
 from paceline.cluster.runtime import Runtime, unwrapped
-from paceline.errors import InputError
+from paceline.errors import InputError, RequestFailedError
 from paceline.verifier.engine import GenerationRequest
 
 BLOCK_ROUNDS = 4
@@ -129,7 +129,7 @@ class Contest:
         try:
             with unwrapped():
                 result = ray.get(ref)
-        except InputError as error:
+        except (InputError, RequestFailedError) as error:
             return RequestRecord(id=prompt_id, error=str(error))
         self._prompt_ids[place] = result["prompt_token_ids"]
         return RequestRecord(

@@ -49,7 +49,7 @@ def read_options(arguments: argparse.Namespace, config: PacelineConfig) -> Optio
     """
     most = config.target.max_num_seqs
     concurrency = _numbers(arguments.concurrency, "--concurrency", int, 1, most)
-    temperatures = _numbers(arguments.temperature, "--temperature", float, 0, 100)
+    temperatures = _numbers(arguments.temperature, "--temperature", float, 0, 2)
     dtypes = _items(arguments.dtype or config.target.dtype, "--dtype")
     for dtype in dtypes:
         if dtype not in DTYPES:
