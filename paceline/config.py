@@ -21,7 +21,13 @@ from paceline.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain types only, and no key twice: the second would win without a word."""
+    """YAML's plain types only, without dates (a name may look like one), and no key twice: the
+    second would win without a word."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()

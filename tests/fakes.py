@@ -17,6 +17,7 @@ from paceline.messages import (
     Commit,
     Hello,
     Open,
+    Ping,
     Proposal,
     Proposed,
     Reopen,
@@ -151,7 +152,11 @@ class FakeDrafter:
                 while not self._stopping:
                     if not self._welcomed.is_set():
                         dealer.send(self._hello)
-                    wait_any([dealer], self._wake, 0.05 if not self._welcomed.is_set() else 10)
+                    else:
+                        dealer.send(Ping(incarnation=self._hello.incarnation, num_requests=0))
+                    # Once welcomed it speaks every second, as a real one does: a slow machine must
+                    # not make it look dead.
+                    wait_any([dealer], self._wake, 1 if self._welcomed.is_set() else 0.05)
                     while (message := dealer.receive()) is not None:
                         self._take(dealer, message)
             except Death:

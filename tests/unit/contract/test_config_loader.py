@@ -152,7 +152,12 @@ def test_a_loaded_configuration_cannot_be_changed() -> None:
         bike.name = "y"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("value", ["2024-13-45", "0x_", "[" * 5000])
+def test_what_looks_like_a_date_is_a_text(file: Path) -> None:
+    file.write_text("name: 2024-13-45", encoding="utf-8")
+    assert load(file, Bike).name == "2024-13-45"
+
+
+@pytest.mark.parametrize("value", ["0x_", "[" * 5000])
 def test_a_value_that_yaml_cannot_convert_is_a_config_error(file: Path, value: str) -> None:
     assert "FILE" in error_of(file, f"name: {value}")
 
