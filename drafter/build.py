@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.model import DraftModel
 from paceline.drafter.ngram import NgramDrafter
+from paceline.drafter.suffix import SuffixDrafter
 
 
 def build_draft_model(config: DrafterConfig, target_dtype: str) -> DraftModel:
@@ -15,6 +16,8 @@ def build_draft_model(config: DrafterConfig, target_dtype: str) -> DraftModel:
     """
     if config.method == "ngram":
         return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+    if config.method == "suffix":
+        return SuffixDrafter(config)
     assert config.method == "draft_model", "checked by DrafterConfig"
     # Only now: a drafter without a model needs no torch.
     from paceline.drafter.draft_model import CausalLMDrafter

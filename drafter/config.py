@@ -10,6 +10,7 @@ from paceline.messages import MAX_BATCH_REQUESTS, MAX_SPECULATIVE_TOKENS
 
 METHODS = {
     "ngram": "prompt lookup: continues the longest recent n-gram that occurred before; no model",
+    "suffix": "suffix decoding: the most frequent continuation of what occurred before; no model",
     "draft_model": "a small causal language model with the target's vocabulary",
 }
 """What each method is, for messages and docs."""
@@ -44,6 +45,18 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """``ngram``: the shortest n-gram that is looked up."""
     prompt_lookup_max: int = 4
     """``ngram``: the longest one; the longest match wins."""
+    suffix_max_tree_depth: int = 24
+    """``suffix``: the most tokens that a match and its draft have together."""
+    suffix_max_spec_factor: float = 1.0
+    """``suffix``: the most draft tokens per token of the match."""
+    suffix_min_token_prob: float = 0.1
+    """``suffix``: a draft ends where its estimated probability falls below this."""
+    suffix_share_across_requests: bool = False
+    """``suffix``: whether requests draft from the text of finished ones, prompts included. It must
+    not be set where users must not see each other's text: speed gives it away (arXiv 2411.01076).
+    """
+    suffix_max_cached_requests: int = 1000
+    """``suffix``: finished requests to keep for that, the least recently used are dropped."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name.encode()) <= MAX_NAME:
@@ -54,8 +67,10 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"method '{self.method}' is unknown; {hint}")
         if self.method == "draft_model" and not self.model:
             raise ValueError("method draft_model needs a model: an alias, a folder or a hub id")
-        if self.method == "ngram" and self.model:
-            raise ValueError(f"method ngram has no model, but model is {self.model}; leave it out")
+        if self.method in ("ngram", "suffix") and self.model:
+            raise ValueError(
+                f"method {self.method} has no model, but model is {self.model}; leave it out"
+            )
         if not 0 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             raise ValueError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}, it lies between 0 and "
@@ -69,6 +84,24 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(
                 f"prompt_lookup_min is {self.prompt_lookup_min}, it lies between 1 and "
                 f"prompt_lookup_max ({self.prompt_lookup_max})"
+            )
+        if self.suffix_max_tree_depth < 2:
+            raise ValueError(
+                f"suffix_max_tree_depth is {self.suffix_max_tree_depth}, it must be at least 2"
+            )
+        if not 0 < self.suffix_max_spec_factor <= MAX_SPECULATIVE_TOKENS:
+            raise ValueError(
+                f"suffix_max_spec_factor is {self.suffix_max_spec_factor}, it lies above 0 and is "
+                f"at most {MAX_SPECULATIVE_TOKENS}"
+            )
+        if not 0 <= self.suffix_min_token_prob <= 1:
+            raise ValueError(
+                f"suffix_min_token_prob is {self.suffix_min_token_prob}, it lies between 0 and 1"
+            )
+        if self.suffix_max_cached_requests < 1:
+            raise ValueError(
+                f"suffix_max_cached_requests is {self.suffix_max_cached_requests}, it must be at "
+                "least 1; to share nothing leave suffix_share_across_requests out"
             )
 
     @property

@@ -7,6 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
+class Scope:
+    """Whose text it is: one for each incarnation of a verifier, compared by identity.
+
+    A method may use a request's text for another request of the same scope, and of no other.
+    """
+
+
 @dataclass(eq=False, slots=True)
 class DraftRequest:
     """One request as a drafter sees it. Owned by the session; methods read it only."""
@@ -15,6 +22,8 @@ class DraftRequest:
     """All committed tokens, prompt first. Grows at its end, nothing in it ever changes."""
     due: bool = False
     """Whether the verifier awaits a proposal for ``len(tokens)``."""
+    scope: Scope = field(default_factory=Scope)
+    """Default: its own, shared with nobody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from paceline.drafter.model import Draft, DraftModel, DraftRequest
+from paceline.drafter.model import Draft, DraftModel, DraftRequest, Scope
 from paceline.errors import RefusedError
 from paceline.messages import (
     PROTOCOL_VERSION,
@@ -47,6 +47,7 @@ class Session:
     last_heard: float = 0.0
     requests: dict[int, DraftRequest] = field(default_factory=dict)
     """By handle."""
+    _scope: Scope = field(default_factory=Scope)
 
     def take(self, message: Message) -> Message | None:
         """Takes in a message; returns the answer, if it has one.
@@ -95,6 +96,7 @@ class Session:
         self.welcome = None
         for handle in list(self.requests):
             self._close(handle)
+        self._scope = Scope()
 
     def due(self) -> list[tuple[int, DraftRequest]]:
         """Returns the requests for which a proposal is awaited."""
@@ -118,7 +120,9 @@ class Session:
     def _open(self, message: Open) -> None:
         self._close(message.handle)
         request = DraftRequest(
-            tokens=message.prompt_ids + message.output_ids, due=bool(message.output_ids)
+            tokens=message.prompt_ids + message.output_ids,
+            due=bool(message.output_ids),
+            scope=self._scope,
         )
         self.requests[message.handle] = request
         self.model.open(request)
