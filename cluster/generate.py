@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import ray
 
+from paceline.cluster import resume
 from paceline.cluster.config import load_config
 from paceline.cluster.inputs import BrokenLine, Prompt, open_prompts
 from paceline.cluster.report import HEADER, Comparison, Totals, row, summary, with_rates
@@ -35,6 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code: 1 if some lines failed, else 0."""
     config = load_config(arguments.config)
     defaults = _defaults(arguments)
+    _check_output(arguments)
+
+    def fingerprint_of(prompt: Prompt) -> str:
+        return resume.fingerprint(config.target, prompt, {**defaults, **prompt.sampling})
+
     with ExitStack() as stack:
         if arguments.prompt is not None:
             if not arguments.prompt.strip() or not _is_utf8(arguments.prompt):
@@ -46,11 +52,19 @@ def run(arguments: argparse.Namespace) -> int:
                 )
             ]
         else:
-            total, prompts = open_prompts(Path(arguments.input))
+            source = Path(arguments.input)
+            total, prompts = open_prompts(source)
+            if arguments.resume:
+                done = resume.take_up(source, Path(arguments.output), fingerprint_of)
+                _say(f"{len(done)} of {total} lines are done already")
+                total -= len(done)
+                if total == 0:
+                    return 0
+                prompts = (prompt for prompt in prompts if prompt.id not in done)
         lines = _open_output(arguments, stack)
         sides = [drafted_side(config), *([plain_side(config)] if arguments.compare else [])]
         runtime = stack.enter_context(Runtime(config, sides=sides, progress=_say))
-        job = _Job(runtime, config.target.max_num_seqs, defaults, total, lines)
+        job = _Job(runtime, config.target.max_num_seqs, defaults, total, lines, fingerprint_of)
         job.run(prompts)
     print(summary(job.drafted, job.comparison), file=sys.stderr)
     if job.num_broken:
@@ -71,17 +85,39 @@ def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
     return defaults
 
 
+def _check_output(arguments: argparse.Namespace) -> None:
+    """Refuses to lose finished work."""
+    if arguments.resume and (arguments.output is None or arguments.input is None):
+        raise ConfigError("--resume goes on with a file; name it with --output, and --input")
+    if arguments.output is None:
+        return
+    path = Path(arguments.output)
+    source = Path(arguments.input) if arguments.input is not None else None
+    if source is not None and source.exists():
+        if path.exists() and path.samefile(source):
+            raise ConfigError(f"the output {path} is the input, which would be lost; name another")
+        if arguments.resume and not source.is_file():
+            raise ConfigError(f"--resume reads the input twice, and {source} is no file")
+    if arguments.resume or arguments.overwrite:
+        return
+    if path.is_file() and path.stat().st_size > 0:
+        raise ConfigError(
+            f"the output {path} holds something already; add --resume to go on with it, "
+            "--overwrite to replace it, or name another file"
+        )
+
+
 def _open_output(
     arguments: argparse.Namespace, stack: ExitStack
 ) -> Callable[[dict[str, Any]], None]:
     """Returns what takes each finished line."""
     if arguments.output is not None:
         path = Path(arguments.output)
-        if arguments.input is not None and path.exists() and path.samefile(arguments.input):
-            raise ConfigError(f"the output {path} is the input, which would be lost; name another")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file: TextIO = stack.enter_context(path.open("w", encoding="utf-8"))
+            file: TextIO = stack.enter_context(
+                path.open("a" if arguments.resume else "w", encoding="utf-8")
+            )
         except OSError as error:
             reason = (error.strerror or "").lower()
             raise ConfigError(f"the output {path} cannot be written: {reason}") from error
@@ -121,6 +157,7 @@ class _Job:
         defaults: dict[str, Any],
         total: int,
         write: Callable[[dict[str, Any]], None],
+        fingerprint_of: Callable[[Prompt], str],
     ) -> None:
         self._runtime = runtime
         self._drafted = runtime.targets["target"]
@@ -129,6 +166,7 @@ class _Job:
         self._defaults = defaults
         self._total = total
         self._write = write
+        self._fingerprint_of = fingerprint_of
         self._num_sent = 0
         self._num_done = 0
         self._last_progress = time.monotonic()
@@ -215,6 +253,7 @@ class _Job:
         self._num_done += 1
         line = {
             "id": prompt.id,
+            "fingerprint": self._fingerprint_of(prompt),
             "text": result["text"],
             "token_ids": result["token_ids"],
             "finish_reason": result["finish_reason"],

@@ -94,6 +94,15 @@ def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--output", metavar="FILE", help="JSONL, written as requests finish; default: stdout"
     )
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with an output that was not finished: what is missing or failed is done now",
+    )
+    existing.add_argument(
+        "--overwrite", action="store_true", help="replace an output that exists already"
+    )
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="default: 128")
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +14,10 @@ import pytest
 
 from paceline import __version__, models
 from paceline.cluster import launch, models_command
+from paceline.cluster.inputs import Prompt
+from paceline.cluster.resume import fingerprint
 from paceline.errors import EngineDeadError
+from paceline.verifier.config import TargetConfig
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +107,73 @@ def test_an_output_that_cannot_be_written(
     assert sentence == f"the output {tmp_path} cannot be written: is a directory"
 
 
+def test_an_output_that_holds_something_is_not_overwritten_unasked(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("work\n")
+    arguments = ("generate", "--config", config, "--prompt", "x", "--output", output)
+    sentence = refused(capsys, *arguments)
+    assert str(output) in sentence and "--resume" in sentence and "--overwrite" in sentence
+    assert output.read_text() == "work\n"
+    for option in (["--overwrite"], []):
+        # The second time it is empty, and not in the way.
+        assert launch.main([*map(str, arguments), *option]) == 2
+        assert "/no/such/model" in capsys.readouterr().err
+        assert output.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--prompt", "x"], ["--prompt", "x", "--output", "o"], ["--input", "i"]]
+)
+def test_resume_needs_both_files(
+    capsys: pytest.CaptureFixture[str], config: Path, arguments: list[str]
+) -> None:
+    sentence = refused(capsys, "generate", "--config", config, *arguments, "--resume")
+    assert sentence == "--resume goes on with a file; name it with --output, and --input"
+
+
+def test_resume_needs_an_input_that_can_be_read_twice(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    pipe, output = tmp_path / "pipe", tmp_path / "out.jsonl"
+    os.mkfifo(pipe)
+    arguments = ("generate", "--config", config, "--input", pipe, "--output", output, "--resume")
+    assert refused(capsys, *arguments) == f"--resume reads the input twice, and {pipe} is no file"
+    assert not output.exists()
+
+
+def test_the_input_is_not_the_output_whatever_is_asked(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "x"}\n')
+    arguments = ("generate", "--config", config, "--input", path, "--output", path)
+    for option in ((), ("--resume",), ("--overwrite",)):
+        assert "is the input" in refused(capsys, *arguments, *option)
+    assert path.read_text() == '{"prompt": "x"}\n'
+
+
+def test_a_run_that_is_done_starts_nothing(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"id": "a", "prompt": "x"}\n')
+    made = fingerprint(
+        TargetConfig(model="/no/such/model"),
+        Prompt(line=1, id="a", prompt="x"),
+        {"max_tokens": 128, "temperature": 0.0},
+    )
+    line = json.dumps({"id": "a", "text": "y", "fingerprint": made}) + "\n"
+    output.write_text(line)
+    arguments = ("generate", "--config", config, "--input", source, "--output", output, "--resume")
+    assert launch.main([str(argument) for argument in arguments]) == 0
+    assert capsys.readouterr().err == "paceline: 1 of 1 lines are done already\n"
+    assert output.read_text() == line
+    sentence = refused(capsys, *arguments, "--max-tokens", "7")
+    assert "holds a result for 'a' with another prompt, model, dtype or sampling" in sentence
+
+
 def test_a_model_that_is_not_there(
     capsys: pytest.CaptureFixture[str], config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +196,7 @@ def test_an_alias_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> Non
         ["generate", "--config", "c"],
         ["generate", "--config", "c", "--prompt", "x", "--input", "y"],
         ["generate", "--config", "c", "--prompt", "x", "--max-tokens", "many"],
+        ["generate", "--config", "c", "--prompt", "x", "--resume", "--overwrite"],
         ["models"],
     ],
 )
