@@ -17,6 +17,7 @@ from paceline.errors import PacelineError, UserError
 
 _COMMANDS = {
     "bench": "paceline.bench.command",
+    "doctor": "paceline.cluster.doctor",
     "generate": "paceline.cluster.generate",
     "models": "paceline.cluster.models_command",
 }
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_bench(commands)
     _add_models(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -156,6 +158,16 @@ def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     fetch = actions.add_parser("fetch", help="bring a model into the cache")
     fetch.add_argument("alias")
     fetch.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("doctor", help="check this machine and a configuration")
+    parser.add_argument("--config", metavar="FILE", help="check what it needs, too")
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="also run the target as its own drafter: its drafts must be accepted",
+    )
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ __all__ = [
     "read_config",
     "resolve",
     "tokenizer_fingerprint",
+    "weight_gib",
 ]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -130,6 +131,11 @@ def check_folder(path: str | Path) -> None:
         )
     for file in files:
         _check_safetensors(file)
+
+
+def weight_gib(path: str | Path) -> float:
+    """Size of the folder's safetensors files, in GiB."""
+    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) / (1 << 30)
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class VerifierEngine:
         }
         kv_cache_gib = target.kv_cache_gib
         if current_platform.is_cpu():
-            kv_cache_gib = kv_cache_gib or 1.0
+            kv_cache_gib = kv_cache_gib or preflight.CPU_KV_CACHE_GIB
             arguments["distributed_executor_backend"] = (
                 "uni" if target.tensor_parallel_size == 1 else "mp"
             )

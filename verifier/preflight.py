@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from paceline import models
 from paceline.errors import ConfigError
 from paceline.verifier.config import TargetConfig
+
+CPU_KV_CACHE_GIB = 1.0
+"""Memory for the KV cache per rank on CPU where ``target.kv_cache_gib`` is not set."""
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def check_target(target: TargetConfig) -> str:
@@ -38,3 +44,42 @@ def check_target(target: TargetConfig) -> str:
 def tokenizer_fingerprint(resolved: str) -> str:
     """Returns the fingerprint of the target's tokenizer, "" where it is not at hand."""
     return models.tokenizer_fingerprint(resolved)
+
+
+def check_kv_cache(target: TargetConfig, resolved: str, *, is_cpu: bool) -> str:
+    """Returns what the longest request takes of the KV cache, as far as the folder tells.
+
+    Raises:
+        ConfigError: it does not fit in ``target.kv_cache_gib``.
+    """
+    config = models.read_config(resolved)
+    per_token = kv_bytes_per_token(config, target)
+    length = target.max_model_len or config.get("max_position_embeddings")
+    if per_token is None or not length:
+        return "its kind of cache is sized by vLLM at the start"
+    needed = per_token * length / (1 << 30)
+    limit = target.kv_cache_gib or (CPU_KV_CACHE_GIB if is_cpu else None)
+    if limit is None:
+        return f"a request of {length} tokens takes {needed:.2f} GiB per rank; vLLM sizes the cache"
+    if needed > limit:
+        raise ConfigError(
+            f"a request of {length} tokens takes {needed:.2f} GiB of KV cache per rank, but there "
+            f"are {limit:g} GiB; raise target.kv_cache_gib or lower target.max_model_len"
+        )
+    return (
+        f"a request of {length} tokens takes {needed:.2f} of {limit:g} GiB per rank: "
+        f"{int(limit / needed)} at a time, if all are that long"
+    )
+
+
+def kv_bytes_per_token(config: dict[str, Any], target: TargetConfig) -> int | None:
+    """Returns the bytes of one token's keys and values on one rank; None: not only attention."""
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    kinds = set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    if not layers or not heads or kinds or "kv_lora_rank" in config:
+        return None
+    head_size = config.get("head_dim") or config.get("hidden_size", 0) // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    # Where there are fewer heads than ranks, each rank keeps one.
+    heads_per_rank = max(1, kv_heads // target.tensor_parallel_size)
+    return int(2 * layers * heads_per_rank * head_size * _ITEM_BYTES[target.dtype])

@@ -1,0 +1,23 @@
+"""``paceline doctor`` on this machine, with its real vLLM, Ray and model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import Finished
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+CONFIG = str(Path(__file__).parents[2] / "ray_configs" / "quickstart.yaml")
+
+
+def test_the_self_test_accepts_the_target_s_own_drafts(paceline: Callable[..., Finished]) -> None:
+    done = paceline("doctor", "--config", CONFIG, "--self-test")
+    assert done.code == 0, done.out + done.err
+    lines = done.out.splitlines()
+    assert not [line for line in lines if line.startswith("fail")]
+    assert "vLLM: 0.32" in done.out
+    assert lines[-1].startswith("ok    self-test: the target accepted ")
+    assert lines[-1].endswith("(100.0%) in float32") or " (99." in lines[-1]
