@@ -82,6 +82,8 @@ def first_missing(symbols: Iterable[Symbol]) -> str | None:
         try:
             function = operator.attrgetter(name)(importlib.import_module(module))
         except (ImportError, AttributeError):
+            function = None
+        if not callable(function):
             return f"{module}.{name}"
         if not set(parameters) <= inspect.signature(function).parameters.keys():
             return f"{module}.{name}({', '.join(parameters)})"

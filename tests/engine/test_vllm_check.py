@@ -6,6 +6,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from paceline.errors import EnvironmentError_
 from paceline.verifier.environment import MODEL_RUNNER
@@ -21,7 +22,7 @@ def test_the_installed_vllm_has_it_all() -> None:
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, name, _ in NEEDED])
 def test_each_symbol_is_missed(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
-    monkeypatch.delattr(f"{module}.{name}")
+    monkeypatch.setattr(f"{module}.{name}", None)  # deleted, an interface's would be found
     with pytest.raises(EnvironmentError_, match=rf"has no {module}\.{name} .* install vLLM 0\.32"):
         check_vllm()
 
@@ -39,6 +40,7 @@ def test_v2_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check_vllm()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU gets what vLLM chooses")
 def test_a_cpu_gets_v1_unless_told_otherwise(plain: EngineHost) -> None:
     assert os.environ[MODEL_RUNNER] == "0"
 
@@ -54,8 +56,6 @@ def test_a_v2_runner_that_keeps_drafts_elsewhere_is_refused() -> None:
 
 
 def test_drafts_are_filled_up_and_hold_no_placeholder() -> None:
-    import torch
-
     from paceline.verifier.vllm_worker import put_drafts
 
     table = torch.full((4, 3), 99)

@@ -40,7 +40,7 @@ class Child:
     def __init__(self, setup: Setup, environment: dict[str, str]) -> None:
         self._log = Path(setup.run_folder) / f"{setup.name}.log"
         self._errors = Path(setup.run_folder) / f"{setup.name}.stderr"
-        self.control = setup.speculation.control if setup.speculation else ""
+        self._control = setup.speculation.control if setup.speculation else ""
         self.metrics: dict[str, float] = {}
         """vLLM's counters: what the last ``generate`` added."""
         self._totals: dict[str, float] = {}
@@ -53,6 +53,12 @@ class Child:
                 stderr=errors,
             )
         self._send(setup)
+
+    @property
+    def control(self) -> str:
+        """Where drafters dial; none should wait for an engine that has died."""
+        assert self._process.poll() is None, "the engine has died in another test"
+        return self._control
 
     def _send(self, message: msgspec.Struct) -> None:
         assert self._process.stdin is not None
