@@ -13,11 +13,14 @@ parameter to every row.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 
 def accept_undrafted_parameters() -> None:

@@ -24,7 +24,7 @@ from paceline.transport import TransportConfig
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.engine import GenerationRequest, Speculation
 from paceline.verifier.environment import MODEL_RUNNER
-from tests.tiny import VOCAB_SIZE, make_tiny_llama, save_byte_tokenizer
+from tests.tiny import VOCAB_SIZE, add_tokenizer, make_tiny_llama
 from tests.v2 import backend
 from tests.v2.host import Setup, Work
 
@@ -186,8 +186,8 @@ def random_prompt(number: int, length: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    model = make_tiny_llama(tmp_path_factory.mktemp("tiny"))
-    save_byte_tokenizer(model)
+    model = make_tiny_llama(tmp_path_factory.mktemp("tiny"), eos_token_id=VOCAB_SIZE - 1)
+    add_tokenizer(model)
     # Not pytest's folder: a socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="pl-") as run_folder:
         yield Engines(model, Path(run_folder), backend.install(tmp_path_factory.mktemp("backend")))

@@ -37,7 +37,7 @@ class Work(msgspec.Struct):
 
 async def serve(answers: TextIO) -> None:
     setup = msgspec.json.decode(sys.stdin.readline(), type=Setup)
-    os.environ.update(engine_environment(setup.target))
+    os.environ.update(engine_environment(setup.target, setup.run_folder))
     engine = VerifierEngine(setup.target, setup.speculation, Path(setup.run_folder), setup.name)
     await engine.start()
     try:
@@ -57,19 +57,21 @@ async def generate(engine: VerifierEngine, work: Work) -> list[dict[str, Any]]:
 
     async def one(request: GenerationRequest) -> dict[str, Any]:
         async with gate:
-            return await engine.generate(with_grammar(request))
+            return await engine.generate(restored(request))
 
     return list(await asyncio.gather(*(one(request) for request in work.requests)))
 
 
-def with_grammar(request: GenerationRequest) -> GenerationRequest:
-    """Makes vLLM's own type of the grammar, which JSON cannot carry."""
+def restored(request: GenerationRequest) -> GenerationRequest:
+    """Makes of a request's sampling what JSON cannot carry: numbers as keys, vLLM's own type."""
     from vllm.sampling_params import StructuredOutputsParams
 
-    grammar = request.sampling.get("structured_outputs")
-    if grammar is not None:
-        request.sampling["structured_outputs"] = StructuredOutputsParams(**grammar)
-    return request
+    sampling = dict(request.sampling)
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {int(k): v for k, v in sampling["logit_bias"].items()}
+    if "structured_outputs" in sampling:
+        sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def metrics() -> dict[str, float]:

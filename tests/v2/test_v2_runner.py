@@ -130,10 +130,10 @@ GRAMMAR = r'\{"side": "(left|right)", "open": (true|false)\}'
 
 
 def grammar_requests() -> list[GenerationRequest]:
-    # Letters only: a token is a byte, and vLLM puts a broken character of the prompt into the text.
-    prompts = [[token % 26 + 64 for token in random_prompt(n, 9)] for n in (20, 21)]
     grammar = {"regex": GRAMMAR}
-    return [ask(p, 60, ignore_eos=False, structured_outputs=grammar) for p in prompts]
+    return [
+        ask(random_prompt(n, 9), 60, ignore_eos=False, structured_outputs=grammar) for n in (20, 21)
+    ]
 
 
 @pytest.mark.parametrize("behaviour", ["perfect", "wrong"])
@@ -152,6 +152,24 @@ def test_a_grammar_holds_whatever_is_drafted(drafted: Child, plain: Child, behav
         assert total(results, "accepted") == total(results, "proposed") > 0
     else:
         assert total(results, "accepted") == 0
+
+
+def test_parameters_that_are_served_undrafted_beside_drafted_requests(
+    drafted: Child, plain: Child
+) -> None:
+    def asked() -> list[GenerationRequest]:
+        biased = ask(random_prompt(31, 9), NUM_TOKENS, logit_bias={"7": 8.0, "70": 8.0})
+        narrow = ask(random_prompt(32, 9), NUM_TOKENS, min_p=1.0, temperature=1.0)  # greedy
+        return [biased, narrow, *requests()[:2]]
+
+    expected = plain.generate(asked(), concurrency=4)
+    with FakeDrafter(drafted.control, perfect(known(asked(), expected), K), k=K):
+        results = drafted.generate(asked(), concurrency=4)
+    assert ids(results) == ids(expected)
+    assert {7, 70} & set(results[0]["token_ids"])
+    check_counts(drafted, results)
+    assert total(results[:2], "proposed") == 0
+    assert total(results[2:], "proposed") == total(results, "accepted") > 0
 
 
 def crowd() -> list[GenerationRequest]:

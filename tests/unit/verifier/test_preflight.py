@@ -120,4 +120,4 @@ def test_the_users_choice_of_model_runner_goes_along(
         monkeypatch.delenv(MODEL_RUNNER, raising=False)
     else:
         monkeypatch.setenv(MODEL_RUNNER, chosen)
-    assert engine_environment(TargetConfig(model="m")).get(MODEL_RUNNER) == chosen
+    assert engine_environment(TargetConfig(model="m"), "/run").get(MODEL_RUNNER) == chosen
