@@ -90,7 +90,7 @@ class _V2Hooks(V2Runner):
 
     Their ids it reads from ``req_states.draft_tokens``, int64 [max_num_reqs, K], where its own
     speculator would have left them after the last pass. Without ``update_requests`` here it would
-    verify zeros: the output would still be right, and no draft ever accepted.
+    verify zeros: the output would still be right, and next to no draft accepted.
     """
 
     def check_and_prepare(self) -> None:
