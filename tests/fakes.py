@@ -7,6 +7,7 @@ that is sent after the commit that follows it.
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import threading
 from collections.abc import Callable, Iterable
@@ -70,6 +71,20 @@ def late(oracle: Oracle, k: int) -> Script:
         previous = held.get(handle)
         held[handle] = proposed(handle, tokens, oracle(tokens, k))
         return [previous] if previous is not None else []
+
+    return script
+
+
+def noisy(oracle: Oracle, k: int, vocab_size: int, p_wrong: float) -> Script:
+    """Proposes 0 to k tokens, each one wrong with probability ``p_wrong``; always the same ones."""
+
+    def script(handle: int, tokens: list[int]) -> Iterable[Proposed]:
+        generator = random.Random(f"{handle}/{len(tokens)}")
+        drafts = [
+            (token + (generator.random() < p_wrong)) % vocab_size
+            for token in oracle(tokens, generator.randint(0, k))
+        ]
+        return [proposed(handle, tokens, drafts)]
 
     return script
 

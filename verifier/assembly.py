@@ -15,6 +15,9 @@ from paceline.verifier.control import ControlThread
 from paceline.verifier.handshake import TargetIdentity
 from paceline.verifier.pipeline import Pipeline
 
+SETTINGS_KEY = "paceline"
+"""Key of ``EngineSettings`` in vLLM's ``additional_config``."""
+
 
 class EngineSettings(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What vLLM carries to the engine's process in ``additional_config``.

@@ -16,9 +16,10 @@ from paceline.errors import ConfigError, EngineDeadError, InputError, UserError
 from paceline.scheduler.config import SpeculationConfig
 from paceline.transport import TransportConfig, probe_bind
 from paceline.verifier import preflight
-from paceline.verifier.assembly import EngineSettings
+from paceline.verifier.assembly import SETTINGS_KEY, EngineSettings
 from paceline.verifier.colocated import ColocatedSpeculation, read_counts
 from paceline.verifier.config import TargetConfig
+from paceline.verifier.environment import MODEL_RUNNER
 from paceline.verifier.logs import root_cause, write_logging_config
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class VerifierEngine:
         }
         kv_cache_gib = target.kv_cache_gib
         if current_platform.is_cpu():
+            # V2 needs Triton there, which is rare; a GPU gets what vLLM itself chooses.
+            os.environ.setdefault(MODEL_RUNNER, "0")
             kv_cache_gib = kv_cache_gib or preflight.CPU_KV_CACHE_GIB
             arguments["distributed_executor_backend"] = (
                 "uni" if target.tensor_parallel_size == 1 else "mp"
@@ -145,11 +148,8 @@ class VerifierEngine:
             )
 
     def _speculative_args(self, resolved: str, speculation: Speculation) -> dict[str, Any]:
-        from paceline.verifier.vllm_hooks import (
-            SETTINGS_KEY,
-            accept_undrafted_parameters,
-            check_vllm,
-        )
+        from paceline.verifier.vllm_check import check_vllm
+        from paceline.verifier.vllm_sampling import accept_undrafted_parameters
 
         check_vllm()
         accept_undrafted_parameters()
@@ -165,7 +165,7 @@ class VerifierEngine:
         num_tokens = speculation.num_speculative_tokens
         return {
             "scheduler_cls": "paceline.verifier.vllm_hooks.PipelineScheduler",
-            "worker_cls": "paceline.verifier.vllm_hooks.PipelineWorker",
+            "worker_cls": "paceline.verifier.vllm_worker.PipelineWorker",
             "additional_config": {SETTINGS_KEY: settings.to_dict()},
             # The carrier: switches vLLM's rejection sampler on, brings no model and no look-ahead
             # slots. Its own drafts are never asked for.

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 from paceline.verifier.config import TargetConfig
+
+MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's variable: 0 for its V1 model runner, 1 for V2; unset, vLLM chooses (V2 where it can)."""
 
 
 def engine_environment(target: TargetConfig, run_folder: str) -> dict[str, str]:
-    """Returns what must be set before the verifier's process imports torch and vLLM."""
-    return {
-        # The V2 runner needs hooks of its own.
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    """Returns what must be set before the verifier's process imports torch and vLLM.
+
+    ``MODEL_RUNNER`` is in it if it is set here: it is the user's choice, and goes along to the
+    target's node.
+    """
+    chosen = {MODEL_RUNNER: os.environ[MODEL_RUNNER]} if MODEL_RUNNER in os.environ else {}
+    return chosen | {
         "VLLM_NO_USAGE_STATS": "1",
         # Worker processes are spawned: a fork of a process with threads (Ray's) can deadlock.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",

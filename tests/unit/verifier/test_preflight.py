@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import ConfigError, ModelError
 from paceline.verifier.config import TargetConfig
-from paceline.verifier.environment import engine_environment
+from paceline.verifier.environment import MODEL_RUNNER, engine_environment
 from paceline.verifier.preflight import check_target, tokenizer_fingerprint
 
 
@@ -110,3 +110,14 @@ def test_the_environment_follows_the_configuration(
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
     assert environment["TMPDIR"] == environment["VLLM_RPC_BASE_PATH"] == "/run/folder"
     assert all(isinstance(value, str) for value in environment.values())
+
+
+@pytest.mark.parametrize("chosen", [None, "0", "1"])
+def test_the_users_choice_of_model_runner_goes_along(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    if chosen is None:
+        monkeypatch.delenv(MODEL_RUNNER, raising=False)
+    else:
+        monkeypatch.setenv(MODEL_RUNNER, chosen)
+    assert engine_environment(TargetConfig(model="m"), "/run").get(MODEL_RUNNER) == chosen

@@ -1,0 +1,161 @@
+"""vLLM's worker and both of its model runners: drafts are verified there and never made there.
+
+vLLM 0.32 has two model runners, and its worker builds one of them: V1
+(``vllm/v1/worker/gpu_model_runner.py``) on a CPU, V2 (``vllm/v1/worker/gpu/model_runner.py``) on
+ROCm and CUDA. ``VLLM_USE_V2_MODEL_RUNNER`` overrides the choice. What is hooked:
+
+| here                        | runner | why                                             |
+|-----------------------------|--------|-------------------------------------------------|
+| ``_input_fits_in_drafter``  | V1     | see ``_V1Hooks``                                |
+| ``_sample``                 | V1     | undrafted passes with top-k                     |
+| ``propose_draft_token_ids`` | V1     | vLLM itself drafts nothing                      |
+| ``speculator``              | V2     | the same: ``_NoSpeculator`` stands in its place |
+| ``update_requests``         | V2     | drafts in, see ``_V2Hooks``                     |
+| ``take_draft_token_ids``    | both   | nothing goes back to the scheduler              |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.platforms import current_platform
+from vllm.utils import torch_utils
+
+from paceline.errors import EnvironmentError_
+from paceline.verifier.vllm_sampling import repair_v1_sampling
+
+# On a CPU this import comes before every other one from vllm.v1.worker: it replaces functions that
+# the others take over by name.
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as BaseWorker
+
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as V2Runner
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner as V1Runner
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+
+
+class PipelineWorker(BaseWorker):
+    """vLLM's worker with the hooks in its model runner. Set as ``worker_cls``."""
+
+    def init_device(self) -> None:
+        if not self.use_v2_model_runner:
+            repair_v1_sampling()
+        super().init_device()
+        runner = self.model_runner
+        hooks = _V2Hooks if self.use_v2_model_runner else _V1Hooks
+        # The CPU worker names its runner's class in this very method, so the class can only be
+        # extended afterwards.
+        runner.__class__ = type("PipelineRunner", (hooks, type(runner)), {})
+        runner.check_and_prepare()
+
+
+class _V1Hooks(V1Runner):
+    """V1 reads the drafts in the scheduler's output: nothing has to be brought in."""
+
+    def check_and_prepare(self) -> None:
+        pass
+
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        # vLLM would ask its own drafter's context length. If one request is too long for it, the
+        # whole batch gets placeholder drafts instead (gpu_model_runner.py, sample_tokens).
+        return True
+
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        if spec_decode_metadata is not None and not any(spec_decode_metadata.num_draft_tokens):
+            # V1 sends every pass through the rejection sampler. Without a single draft its top-k
+            # has no rows to take a maximum of, and raises (topk_topp_sampler.py,
+            # apply_top_k_only), which ends the engine. The ordinary sampler gives the same tokens.
+            spec_decode_metadata = None
+        return super()._sample(logits, spec_decode_metadata)
+
+    def propose_draft_token_ids(
+        self, scheduler_output: SchedulerOutput, sampled_token_ids: Any, *_: Any, **__: Any
+    ) -> list[list[int]]:
+        return [[] for _ in sampled_token_ids]
+
+    def take_draft_token_ids(self) -> None:
+        return None
+
+
+class _V2Hooks(V2Runner):
+    """V2 takes only the number of drafts from the scheduler's output.
+
+    Their ids it reads from ``req_states.draft_tokens``, int64 [max_num_reqs, K], where its own
+    speculator would have left them after the last pass. Without ``update_requests`` here it would
+    verify zeros: the output would still be right, and next to no draft accepted.
+    """
+
+    def check_and_prepare(self) -> None:
+        """Puts the stub in the speculator's place.
+
+        Raises:
+            EnvironmentError_: this vLLM keeps drafts elsewhere or in another shape.
+        """
+        shape = (self.max_num_reqs, self.num_speculative_steps)
+        table = getattr(self.req_states, "draft_tokens", None)
+        if table is None or table.shape != shape or not hasattr(self, "speculator"):
+            raise EnvironmentError_(
+                f"vLLM's V2 model runner has no req_states.draft_tokens of shape {list(shape)} as "
+                "Paceline needs it; install vLLM 0.32, or set VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+        self.speculator = _NoSpeculator(torch.zeros_like(table))
+
+    def update_requests(self, scheduler_output: SchedulerOutput) -> None:
+        # Not earlier: a new request has its slot only now. Not later: the inputs come next.
+        super().update_requests(scheduler_output)
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        if drafts:
+            put_drafts(self.req_states.draft_tokens, drafts, self.req_states.req_id_to_index)
+
+    def take_draft_token_ids(self) -> None:
+        # vLLM's own answer would be K placeholders for each request, to be verified as drafts.
+        return None
+
+
+def put_drafts(
+    table: torch.Tensor, drafts: Mapping[str, Sequence[int]], slots: Mapping[str, int]
+) -> None:
+    """Writes each request's drafts to its row of ``table``, int64 [max_num_reqs, K].
+
+    A shorter proposal is filled up with zeros, which the runner never reads: it takes as many
+    tokens of a row as the scheduler's output has drafts. vLLM's scheduler marks placeholders by
+    −1; they are to be rejected, and get 0, because no embedding has a row −1.
+    """
+    width = table.shape[1]
+    rows = [
+        [slots[request_id], *(max(token, 0) for token in tokens), *[0] * (width - len(tokens))]
+        for request_id, tokens in drafts.items()
+    ]
+    # One copy to the device, and nothing waits for it. The function is looked up in its module at
+    # each call, since the CPU worker puts another one there.
+    on_device = torch_utils.async_tensor_h2d(rows, device=table.device, dtype=table.dtype)
+    table[on_device[:, 0]] = on_device[:, 1:]
+
+
+class _NoSpeculator(BaseSpeculator):
+    """Where V2 calls its drafter: it is asked after every pass, and nobody reads its answer."""
+
+    supports_mm_inputs = False
+    draft_logits = None
+    """None: each draft is a point mass to the rejection sampler."""
+
+    def __init__(self, unread: torch.Tensor) -> None:
+        self._unread = unread  # [max_num_reqs, K]
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        pass
+
+    def capture(self) -> None:
+        pass
+
+    def propose(self, input_batch: InputBatch, *_: Any, **__: Any) -> torch.Tensor:
+        """Returns what the runner keeps as drafts until the scheduler's come, [num_reqs, K]."""
+        return self._unread[: input_batch.num_reqs]
