@@ -6,6 +6,7 @@ that is sent after the commit that follows it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import secrets
@@ -133,6 +134,7 @@ class FakeDrafter:
             num_speculative_tokens=k,
             max_requests=64,
         )
+        self._closing = contextlib.ExitStack()
         self._stopping = False
         self._welcomed = threading.Event()
         self.dead = threading.Event()
@@ -147,22 +149,21 @@ class FakeDrafter:
         self._thread = threading.Thread(target=self._run, name=f"fake-{name}")
 
     def __enter__(self) -> FakeDrafter:
+        # Open until the thread has ended: it may end by itself just before it is woken.
+        self._wake = self._closing.enter_context(wake_descriptor())
         self._thread.start()
         assert self._welcomed.wait(60), "the verifier did not welcome the drafter"
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stopping = True
-        if not self.dead.is_set():
-            os.eventfd_write(self._wake, 1)
+        os.eventfd_write(self._wake, 1)
         self._thread.join()
+        self._closing.close()
 
     def _run(self) -> None:
         identity = f"{self._hello.drafter}/{self._hello.incarnation:x}".encode()
-        with (
-            wake_descriptor() as self._wake,
-            Dealer(self._address, 1024, self._keys, identity) as dealer,
-        ):
+        with Dealer(self._address, 1024, self._keys, identity) as dealer:
             try:
                 while not self._stopping:
                     if not self._welcomed.is_set():

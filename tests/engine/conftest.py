@@ -139,8 +139,7 @@ def speculation(
         control=f"ipc://{run_folder}/{name}.sock",
         key_file=None,
         config=SpeculationConfig(patience_ms=patience_ms, **changes),
-        # A scripted drafter is silent while the engine is: it must not be taken for dead.
-        transport=TransportConfig(heartbeat_timeout_ms=600_000),
+        transport=TransportConfig(),
     )
 
 

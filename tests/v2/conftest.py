@@ -126,8 +126,7 @@ class Engines:
             key_file=None,
             # Patient: a pass takes 0.1 s and more in the interpreter, and no test is about time.
             config=SpeculationConfig(patience_ms=20_000),
-            # A scripted drafter is silent while the engine is: it must not be taken for dead.
-            transport=TransportConfig(heartbeat_timeout_ms=600_000),
+            transport=TransportConfig(),
         )
         # Not left to vLLM: it would fall back to V1 without an error.
         environment = {MODEL_RUNNER: "1"}
