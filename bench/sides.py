@@ -34,7 +34,12 @@ def side(contender: Contender, config: PacelineConfig) -> Side:
     name, k = str(contender), contender.num_speculative_tokens
     if k is None:
         return Side(name=name, target=target)
-    drafter = msgspec.structs.replace(_drafter(contender, config), num_speculative_tokens=k)
+    drafter = msgspec.structs.replace(
+        _drafter(contender, config),
+        num_speculative_tokens=k,
+        # The same prompts come again and again: a shared store would know the answers by then.
+        suffix_share_across_requests=False,
+    )
     if contender.system.kind == "vllm":
         speculative_config = colocated_config(drafter, target)
         colocated = ColocatedSpeculation(speculative_config=speculative_config)

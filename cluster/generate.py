@@ -18,7 +18,12 @@ from paceline.cluster import resume
 from paceline.cluster.config import load_config
 from paceline.cluster.inputs import BrokenLine, Prompt, open_prompts
 from paceline.cluster.report import HEADER, Comparison, Totals, row, summary, with_rates
-from paceline.cluster.runtime import Runtime, drafted_side, plain_side, unwrapped
+from paceline.cluster.runtime import (
+    Runtime,
+    drafted_side,
+    plain_side,
+    unwrapped,
+)
 from paceline.errors import (
     ConfigError,
     InputError,
@@ -115,9 +120,7 @@ def _open_output(
         path = Path(arguments.output)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file: TextIO = stack.enter_context(
-                path.open("a" if arguments.resume else "w", encoding="utf-8")
-            )
+            file: TextIO = stack.enter_context(path.open("a", encoding="utf-8"))
         except OSError as error:
             reason = (error.strerror or "").lower()
             raise ConfigError(f"the output {path} cannot be written: {reason}") from error
@@ -128,7 +131,14 @@ def _open_output(
         print(HEADER, file=sys.stderr)
     escape = (file.encoding or "").lower().replace("-", "") != "utf8"
 
+    # What --overwrite replaces stands until there is something to put in its place.
+    is_old = arguments.output is not None and not arguments.resume
+
     def write(line: dict[str, Any]) -> None:
+        nonlocal is_old
+        if is_old and file.seekable():
+            file.truncate(0)
+        is_old = False
         if arguments.prompt is not None and arguments.output is None:
             print(line.get("text", ""), file=file, flush=True)
             return

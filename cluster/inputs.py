@@ -17,9 +17,23 @@ SAMPLING_KEYS: dict[str, tuple[type, ...]] = {
     "top_p": (int, float),
     "top_k": (int,),
     "seed": (int,),
+    "min_p": (int, float),
+    "presence_penalty": (int, float),
+    "frequency_penalty": (int, float),
+    "repetition_penalty": (int, float),
+    "min_tokens": (int,),
     "stop": (str, list),
 }
 """Keys of an input line that override the command line's sampling, with their types."""
+
+REFUSED_KEYS = {
+    *("allowed_token_ids", "bad_words", "best_of", "guided_choice", "guided_json", "guided_regex"),
+    *("ignore_eos", "logit_bias", "logprobs", "max_completion_tokens", "n", "prompt_logprobs"),
+    *("response_format", "stop_token_ids", "structured_outputs", "tool_choice", "tools"),
+    *("top_logprobs", "use_beam_search"),
+}
+"""Keys that would change the answer and are not served here: never ignored, but refused by name.
+Others, such as a data set's own, are no parameters of a request."""
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -107,6 +121,9 @@ def _parse(number: int, raw: bytes) -> Prompt | BrokenLine:
         return broken("'prompt' is not a text, or an empty one", line_id)
     if messages is not None and (problem := _message_problem(messages)):
         return broken(problem, line_id)
+    for key in REFUSED_KEYS & values.keys():
+        if values[key] is not None:
+            return broken(f"'{key}' cannot be used here; leave it out", line_id)
     sampling = {}
     for key, kinds in SAMPLING_KEYS.items():
         value = values.get(key)

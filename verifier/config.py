@@ -24,6 +24,8 @@ OWNED_ENGINE_ARGS = {
     "pipeline_parallel_size": None,
     "data_parallel_size": None,
     "distributed_executor_backend": None,
+    # Drafted rows would not see them (vLLM refuses them under speculation, too).
+    "logits_processors": None,
 }
 """vLLM engine arguments that are not the user's to set here, with the key to use instead."""
 

@@ -12,7 +12,6 @@ parameter to every row.
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,14 +43,20 @@ def repair_v1_sampling() -> None:
         rejection_sampler.expand_batch_to_tokens = _expand_batch_to_tokens
 
 
-def _build_all_logitsprocs(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Any:
+def _build_all_logitsprocs(
+    vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool, *args: Any, **kwargs: Any
+) -> Any:
     """Builds the processors of ``min_p`` and ``logit_bias``, too, which vLLM leaves out (see
-    ``accept_undrafted_parameters``); the ordinary sampler applies them to undrafted rows."""
-    from vllm.v1.sample.logits_processor import build_logitsprocs
+    ``accept_undrafted_parameters``); the ordinary sampler applies them to undrafted rows.
 
-    as_plain = copy.copy(vllm_config)
-    as_plain.speculative_config = None
-    return build_logitsprocs(as_plain, *args, **kwargs)
+    Only vLLM's own three: drafted rows would not see a custom one, which vLLM refuses for that, and
+    so does ``TargetConfig``.
+    """
+    from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
+
+    return LogitsProcessors(
+        processor(vllm_config, device, is_pin_memory) for processor in BUILTIN_LOGITS_PROCESSORS
+    )
 
 
 def _expand_batch_to_tokens(

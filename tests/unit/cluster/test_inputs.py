@@ -194,3 +194,10 @@ def test_an_id_that_is_null_is_the_line_s_number(tmp_path: Path) -> None:
 
 def test_stop_lists_texts(tmp_path: Path) -> None:
     assert isinstance(one(tmp_path, {"prompt": "a", "stop": [1]}), BrokenLine)
+
+
+@pytest.mark.parametrize("key", ["n", "logprobs", "response_format", "logit_bias"])
+def test_a_parameter_that_is_not_served_is_refused_by_name(key: str) -> None:
+    parsed = _parse(1, json.dumps({"prompt": "a", key: 2}).encode())
+    assert isinstance(parsed, BrokenLine)
+    assert f"'{key}'" in parsed.reason
