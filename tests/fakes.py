@@ -144,8 +144,7 @@ class FakeDrafter:
         self.num_opened = 0
         self.opened = threading.Event()
         """Set when a request was opened."""
-        self.all_closed = threading.Event()
-        """Set when the last open request was closed."""
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"fake-{name}")
 
     def __enter__(self) -> FakeDrafter:
@@ -160,6 +159,17 @@ class FakeDrafter:
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._closing.close()
+
+    def wait_closed(self, num_opened: int) -> bool:
+        """Waits until at least ``num_opened`` requests were opened and none of them is open still.
+
+        The last Close may arrive after its request's result: "none is open" alone may also be
+        true for a moment between two requests.
+        """
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self.num_opened >= num_opened and not self.tokens, timeout=60
+            )
 
     def _run(self) -> None:
         identity = f"{self._hello.drafter}/{self._hello.incarnation:x}".encode()
@@ -184,9 +194,11 @@ class FakeDrafter:
             case Welcome():
                 self._welcomed.set()
             case Open():
-                self.num_opened += 1
+                with self._changed:
+                    self.num_opened += 1
+                    self.tokens[message.handle] = message.prompt_ids + message.output_ids
+                    self._changed.notify_all()
                 self.opened.set()
-                self.tokens[message.handle] = message.prompt_ids + message.output_ids
                 if message.output_ids:
                     self._propose(dealer, [message.handle])
             case Commit():
@@ -200,10 +212,10 @@ class FakeDrafter:
                     due.append(commit.handle)
                 self._propose(dealer, due)
             case Close():
-                for handle in message.handles:
-                    self.tokens.pop(handle, None)
-                if not self.tokens:
-                    self.all_closed.set()
+                with self._changed:
+                    for handle in message.handles:
+                        self.tokens.pop(handle, None)
+                    self._changed.notify_all()
 
     def _propose(self, dealer: Dealer, due: list[int]) -> None:
         proposals = [p for handle in due for p in self._script(handle, self.tokens[handle])]
