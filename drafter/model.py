@@ -36,12 +36,25 @@ class Draft:
     """The draft's probability of each token; empty where the method has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A text that may come to be: what is committed of a request, and these tokens behind it."""
+
+    request: DraftRequest
+    tokens: tuple[int, ...]
+
+
+Ranking = list[tuple[int, float]]
+"""The draft's choices for one position with its probability of each, the most probable first."""
+
+
 class DraftModel(ABC):
     """Drafts for many requests at a time.
 
-    The caller owns the requests and calls from one thread: ``open`` once, then ``prepare`` and
-    ``draft`` in any order and number, then ``close`` once. Committed tokens appear in
-    ``DraftRequest.tokens`` between the calls, and an implementation brings its own state in step.
+    The caller owns the requests and calls from one thread: ``open`` once, then ``prepare``,
+    ``draft`` and ``extend`` in any order and number, then ``close`` once. Committed tokens appear
+    in ``DraftRequest.tokens`` between the calls, and an implementation brings its own state in
+    step.
     """
 
     vocab_size: int = 0
@@ -78,4 +91,29 @@ class DraftModel(ABC):
 
         Returns:
             A draft for each request, in order.
+        """
+
+    @abstractmethod
+    def extend(
+        self, paths: Sequence[Path], num_tokens: int, num_ranked: int, vocab_size: int
+    ) -> list[list[Ranking]]:
+        """Ranks the tokens that may follow each path; one forward for all paths of all requests.
+
+        The first ranking of a path is that of its next position; each further one stands behind
+        the first choices of those before it. A method that needs a forward a token returns one
+        ranking a call, a look-up returns as many as it finds. What the first choices are is what
+        ``draft`` proposes there.
+
+        A path costs only those of its tokens that no earlier path had: paths share the state of
+        what they have in common. State of paths that contradict what was committed meanwhile is
+        dropped.
+
+        Args:
+            paths: Of ready requests, each at most once; several of one request.
+            num_tokens: The most rankings of a path, at least 1.
+            num_ranked: The most choices of a ranking, at least 1.
+            vocab_size: Only tokens below it are ranked.
+
+        Returns:
+            The rankings of each path, in order; none where there is nothing to propose.
         """
