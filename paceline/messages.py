@@ -11,6 +11,7 @@ may add some, missing or mistyped ones make the message a ``ProtocolError``.
 | Open            | verifier → drafter | a request is admitted, or handed over to this drafter     |
 | Commit          | verifier → drafter | after each verification pass, all requests in one message |
 | Proposal        | drafter → verifier | drafts, all requests of one draft batch in one message    |
+| Branches        | drafter → verifier | drafts behind outcomes of the running pass, as made       |
 | Reopen          | drafter → verifier | the drafter has lost track of a request                   |
 | Close           | verifier → drafter | finished or aborted                                       |
 
@@ -38,6 +39,9 @@ MAX_SEQUENCE_TOKENS = 1 << 21
 MAX_BATCH_REQUESTS = 1 << 14
 """More requests than any pass may hold."""
 
+MAX_BRANCHES = 256
+"""Upper limit of the outcomes of one pass that are drafted behind, per request."""
+
 MAX_REASON = 4096
 """Characters of a Refuse's reason."""
 
@@ -46,6 +50,9 @@ Handle = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE_TOKENS)]
 Tokens = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_SEQUENCE_TOKENS)]
 ShortText = Annotated[str, msgspec.Meta(max_length=1024)]
+PathTokens = Annotated[
+    list[TokenId], msgspec.Meta(min_length=2, max_length=2 * MAX_SPECULATIVE_TOKENS + 1)
+]
 Drafts = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_SPECULATIVE_TOKENS)]
 
 
@@ -88,6 +95,8 @@ class Welcome(_Message, frozen=True, kw_only=True):
     """Tokens that one of the target's requests may hold."""
     data_parallel_rank: int
     """Which of the target's data-parallel engines this is."""
+    max_branches: Annotated[int, msgspec.Meta(ge=0, le=MAX_BRANCHES)] = 0
+    """The most outcomes of one pass to draft behind at a time, per request; 0: none."""
 
 
 class Refuse(_Message, frozen=True, kw_only=True):
@@ -148,14 +157,21 @@ class Committed(_Message, frozen=True, kw_only=True):
     """Tokens (prompt and output) before this pass."""
     num_accepted: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPECULATIVE_TOKENS)]
     """j: draft tokens accepted; 0 for an undrafted pass."""
+    num_drafted: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPECULATIVE_TOKENS)] = 0
+    """Draft tokens that the pass verified."""
+    num_ready: Annotated[int, msgspec.Meta(ge=0, le=MAX_SPECULATIVE_TOKENS)] = 0
+    """Draft tokens for the new length that the verifier has already, from a branch: the next pass
+    holds them. 0: a proposal is due."""
     tokens: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=MAX_SEQUENCE_TOKENS)]
     """The accepted drafts and the bonus token, in order."""
 
 
 class Commit(_Message, frozen=True, kw_only=True):
-    """The outcome of a pass, for all requests of one drafter; a proposal is due for each."""
+    """The outcome of a pass, for all requests of one drafter."""
 
     commits: Annotated[list[Committed], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
+    verify_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    """Seconds that a pass takes on average, the time that there is for branches; 0: not known."""
 
 
 class Proposed(_Message, frozen=True, kw_only=True):
@@ -180,6 +196,35 @@ class Proposal(_Message, frozen=True, kw_only=True):
     """One draft batch."""
 
     proposals: Annotated[list[Proposed], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
+    spent_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    """Seconds from the commit's arrival to this answer; 0: not told."""
+
+
+class Branch(_Message, frozen=True, kw_only=True):
+    """Drafts behind one outcome that the running pass may have."""
+
+    handle: Handle
+    base_length: Length
+    """Tokens (prompt and output) before the pass."""
+    num_outcome: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPECULATIVE_TOKENS + 1)]
+    """How many of ``tokens`` are the outcome: j accepted drafts and the bonus token, j + 1."""
+    tokens: PathTokens
+    """The outcome, and at least one draft behind it. Whole, so that it means the same whatever the
+    verifier holds: messages may be lost, and drafts be cut."""
+
+    def __post_init__(self) -> None:
+        if not self.num_outcome < len(self.tokens) <= self.num_outcome + MAX_SPECULATIVE_TOKENS:
+            raise ValueError(
+                f"{len(self.tokens)} tokens behind an outcome of {self.num_outcome} tokens"
+            )
+
+
+class Branches(_Message, frozen=True, kw_only=True):
+    """What was drafted behind possible outcomes since the last such message."""
+
+    branches: Annotated[
+        list[Branch], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)
+    ]
 
 
 class Reopen(_Message, frozen=True, kw_only=True):
@@ -194,7 +239,9 @@ class Close(_Message, frozen=True, kw_only=True):
     handles: Annotated[list[Handle], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
 
 
-Message = Hello | Welcome | Refuse | Ping | Pong | Open | Commit | Proposal | Reopen | Close
+Message = (
+    Hello | Welcome | Refuse | Ping | Pong | Open | Commit | Proposal | Reopen | Close | Branches
+)
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello,
@@ -207,6 +254,7 @@ MESSAGE_TYPES: tuple[type[Message], ...] = (
     Proposal,
     Reopen,
     Close,
+    Branches,
 )
 """The wire's type number of a message is its place here: append only, never reorder."""
 

@@ -1,6 +1,6 @@
 """The decision of one step: run a pass now, or wait for proposals, and who takes part.
 
-The base rule:
+Lockstep, the base rule:
 
 1. A pass that has a prefill to run runs now. Requests whose proposal is due sit it out, at most
    ``MAX_HOLDS_IN_ROW`` times in a row; everyone else takes part.
@@ -10,62 +10,94 @@ The base rule:
 Why wait for all, and not run whoever is ready: at small batches a pass costs the same whoever is
 in it (the weights are read once), so stragglers served by a pass of their own double the cost, and
 requests that take turns once take turns for good. docs/architecture.md has the numbers.
+
+Pipelined, a request whose proposal is due has missed. It may go along undrafted for nearly nothing,
+and what is drafted for it meanwhile fits the outcome as a rule. So nobody sits out a pass, and the
+target waits only where waiting pays: see ``_worth_waiting``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from paceline.scheduler.events import StepPlan
 from paceline.scheduler.request import RequestState
 
 MAX_HOLDS_IN_ROW = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepPlan:
-    """What the next step does."""
+class Prospect:
+    """What waiting for one drafter means. Unmeasured values are None."""
 
-    wait_until: float | None
-    """Not None: run nothing yet; decide again on the next event, or at this time at the latest."""
-    held: frozenset[int] = frozenset()
-    """Handles that sit out the pass."""
-    patience_ended: frozenset[int] = frozenset()
-    """Handles that take part though their proposal is still due."""
+    suspect: bool
+    """It is not waited for."""
+    answer_s: float | None
+    """Seconds from a commit to its proposal."""
+    accepted: float | None
+    """Draft tokens that a drafted pass commits besides the bonus token."""
 
 
 def plan_step(
     *,
     now: float,
     decodes: Iterable[RequestState],
-    suspects: Collection[str],
+    prospects: Mapping[str, Prospect],
     prefill_ready: bool,
     patience: float,
+    pipelined: bool,
+    tokens_per_s: float | None,
 ) -> StepPlan:
     """Decides the next step; changes nothing.
 
     Args:
         now: Seconds, the clock of ``RequestState.due_since``.
         decodes: The requests that could decode in this step.
-        suspects: Drafters that are not waited for.
+        prospects: By drafter, all that are here.
         prefill_ready: Whether some other request could prefill in this step.
-        patience: Seconds that a due proposal is waited for.
+        patience: Seconds that a due proposal is waited for, at the most.
+        pipelined: Whether drafts are made while the pass runs.
+        tokens_per_s: What the target commits, all requests together; None: not measured.
     """
     due = [
-        request
+        (request, request.due_since, prospects[request.drafter])
         for request in decodes
-        if request.due_since is not None
-        and not request.proposal
-        and request.drafter not in suspects
+        if request.drafter is not None
+        and request.due_since is not None
+        and not request.continuations
+        and not prospects[request.drafter].suspect
     ]
     if prefill_ready:
-        return StepPlan(
-            wait_until=None,
-            held=frozenset(r.handle for r in due if r.holds_in_row < MAX_HOLDS_IN_ROW),
-        )
+        waits = [] if pipelined else [r for r, _, _ in due if r.holds_in_row < MAX_HOLDS_IN_ROW]
+        return StepPlan(wait_until=None, held=frozenset(request.handle for request in waits))
     if not due:
         return StepPlan(wait_until=None)
-    patience_end = min(r.due_since for r in due if r.due_since is not None) + patience
-    if now < patience_end:
-        return StepPlan(wait_until=patience_end)
-    return StepPlan(wait_until=None, patience_ended=frozenset(r.handle for r in due))
+    patience_end = min(since for _, since, _ in due) + patience
+    wait_end = patience_end
+    if pipelined and tokens_per_s is not None:
+        wait_end = min(wait_end, _worth_waiting(now, due, tokens_per_s))
+    if now < wait_end:
+        return StepPlan(wait_until=wait_end)
+    impatient = [request for request, since, _ in due if now >= since + patience]
+    return StepPlan(wait_until=None, patience_ended=frozenset(r.handle for r in impatient))
+
+
+def _worth_waiting(
+    now: float, due: list[tuple[RequestState, float, Prospect]], tokens_per_s: float
+) -> float:
+    """Returns until when to wait for all that is due; ``now`` or earlier: not at all.
+
+    While the target waits it commits nothing, which costs ``tokens_per_s`` a second. What it gets
+    is the accepted drafts of those who were waited for. So waiting pays while the seconds that it
+    takes are fewer than the accepted drafts over ``tokens_per_s``. An answer that takes twice as
+    long as usual is no longer counted on.
+    """
+    gain, needed, ends = 0.0, 0.0, []
+    for _, since, prospect in due:
+        if prospect.answer_s is None or prospect.accepted is None:
+            return float("inf")  # only waiting tells what waiting gives
+        gain += prospect.accepted
+        needed = max(needed, since + prospect.answer_s - now)
+        ends.append(since + 2 * prospect.answer_s)
+    return min(ends) if needed < gain / tokens_per_s else now

@@ -5,7 +5,7 @@ States of a request, all derived from its fields:
     unassigned  drafter is None: nobody drafts for it, it runs undrafted
     opened      the drafter was told, no commit has gone out yet: prefill, or just handed over
     due         a commit went out, its proposal has not come: ``due_since`` is set
-    ready       a proposal that continues exactly what is committed: ``proposal`` is not empty
+    ready       a continuation of exactly what is committed is at hand: ``proposal`` is not empty
     declined    the drafter had nothing to propose at this length: neither due nor ready
 """
 
@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from paceline.scheduler.counters import RequestCounters
+from paceline.scheduler.continuations import Continuation, Continuations
+from paceline.scheduler.counters import MissCause, RequestCounters
 from paceline.scheduler.events import Tokens
 
 
@@ -30,13 +31,19 @@ class RequestState:
     drafter: str | None = None
     method: str | None = None
     """Method of the last drafter that it had."""
-    proposal: Tokens = ()
+    num_speculative_tokens: int = 0
+    """K of that drafter."""
+    continuations: Continuations = field(default_factory=Continuations)
+    was_hit: bool = False
+    """Whether a continuation was at hand at the last commit."""
     due_since: float | None = None
     """When the commit whose proposal is awaited went out."""
     asked: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=64))
     """Length and time of the last commits that are not answered, oldest first."""
     holds_in_row: int = 0
     """Passes that it sat out since it last took part in one."""
+    last_miss: MissCause | None = None
+    """The cause that was counted at the last commit, which a late branch may still correct."""
     counters: RequestCounters = field(default_factory=RequestCounters)
 
     @property
@@ -44,27 +51,47 @@ class RequestState:
         """Tokens committed: prompt and output."""
         return len(self.prompt_ids) + len(self.output_ids)
 
+    @property
+    def proposal(self) -> Tokens:
+        """The best continuation, cut to K: what is verified next."""
+        return self.continuations.best(self.num_speculative_tokens)
+
     def take_proposal(self, base_length: int, tokens: Tokens) -> bool:
         """Takes a proposal that continues position ``base_length``; returns False if it is stale.
 
-        What was committed since ``base_length`` is trimmed off where it agrees. A proposal for the
-        present length settles what is due, even an empty one.
+        A proposal for the present length settles what is due, even an empty one.
         """
+        if base_length == self.length:
+            self.due_since = None
+        elif self.due_since is None:
+            return False  # the drafter has already answered for the present length
+        if not tokens and base_length == self.length:
+            return True
+        return self._take(base_length, Continuation(tokens, 0))
+
+    def take_branch(self, base_length: int, num_outcome: int, tokens: Tokens) -> bool:
+        """Takes drafts behind a possible outcome; returns False if nothing of it fits.
+
+        One that fits the pass that has ended meanwhile settles what is due, and was late.
+        """
+        num_left = self.length - base_length
+        fits = self._take(base_length, Continuation(tokens, num_outcome))
+        if fits and num_left >= num_outcome:
+            self.due_since = None
+            if self.last_miss is not None:
+                self.counters.count_miss(self.last_miss, -1)
+                self.counters.count_miss("late")
+                self.last_miss = None
+        return fits
+
+    def _take(self, base_length: int, continuation: Continuation) -> bool:
         num_committed = self.length - base_length
         if num_committed < 0 or base_length < len(self.prompt_ids):
             return False
-        if num_committed == 0:
-            self.due_since = None
-            # An older proposal may still fit where the drafter now has none.
-            self.proposal = tokens or self.proposal
-            return True
-        if self.due_since is None:
-            # The drafter has already answered for the present length.
+        rest = continuation.behind(self.output_ids[-num_committed:] if num_committed else ())
+        if rest is None:
             return False
-        rest = tokens[num_committed:]
-        if not rest or list(tokens[:num_committed]) != self.output_ids[-num_committed:]:
-            return False
-        self.proposal = rest
+        self.continuations.add(rest)
         return True
 
     def answer_time(self, base_length: int, now: float) -> float | None:
@@ -76,11 +103,23 @@ class RequestState:
         return None if asked_at is None else now - asked_at
 
     def commit(self, tokens: Tokens, now: float) -> None:
-        """Appends what a pass committed; the proposal, if any, continued the old text."""
+        """Appends what a pass committed; a proposal is due unless it is at hand already."""
+        cause = self.continuations.why_missed(tokens)
+        is_round = bool(self.output_ids)
         self.output_ids.extend(tokens)
-        self.proposal = ()
+        self.continuations.commit(tokens)
         self.holds_in_row = 0
         self.due_since = None
-        if self.drafter is not None:
+        self.last_miss = None
+        self.was_hit = bool(self.continuations)
+        if self.drafter is None:
+            return
+        if is_round:
+            if self.was_hit:
+                self.counters.hits += 1
+            else:
+                self.counters.count_miss(cause)
+                self.last_miss = cause
+        if not self.was_hit:
             self.due_since = now
             self.asked.append((self.length, now))

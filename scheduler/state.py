@@ -1,20 +1,24 @@
 """The pipeline's state: pure, no socket, no clock, no thread. ``handle(event) -> commands``.
 
-The verifier's engine feeds it everything that happens and carries out what it answers; ``plan``
-decides each step. The same object serves the tests, which compare command lists.
+The verifier's engine feeds it everything that happens, also that it asks for its next step, and
+carries out what it answers. Time comes with the events, so the same events give the same commands:
+a run can be written down and replayed (recording.py), and the tests compare command lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from paceline.scheduler.averages import Average
 from paceline.scheduler.config import SpeculationConfig
 from paceline.scheduler.events import (
+    BranchArrived,
     Command,
     DrafterJoined,
     DrafterLost,
     Event,
+    PassEnded,
+    PassStarted,
     ProposalArrived,
     ReopenAsked,
     RequestAdmitted,
@@ -22,9 +26,12 @@ from paceline.scheduler.events import (
     SendClose,
     SendCommit,
     SendOpen,
+    StepAsked,
+    StepPlan,
     TokensCommitted,
 )
-from paceline.scheduler.plan import StepPlan, plan_step
+from paceline.scheduler.pace import Pace
+from paceline.scheduler.plan import Prospect, plan_step
 from paceline.scheduler.request import RequestState
 
 MAX_ANSWERS_OWED = 1024
@@ -36,12 +43,17 @@ class DrafterState:
 
     method: str
     max_requests: int
+    num_speculative_tokens: int
     handles: set[int] = field(default_factory=set)
     """Requests that it drafts for."""
     num_expired: int = 0
     """How often in a row the patience for it ended without an answer."""
     answers_owed: int = 0
     """Answers that must come in time before it is waited for again; see ``expire``."""
+    answer_s: Average = field(default_factory=Average)
+    """Seconds from a commit to its proposal."""
+    accepted: Average = field(default_factory=Average)
+    """Accepted drafts of a drafted pass."""
 
     @property
     def suspect(self) -> bool:
@@ -64,22 +76,48 @@ class DrafterState:
         elif is_current:
             self.num_expired = 0
 
+    def prospect(self) -> Prospect:
+        """Returns what waiting for it means."""
+        return Prospect(
+            suspect=self.suspect, answer_s=self.answer_s.value, accepted=self.accepted.value
+        )
+
 
 class PipelineState:
     """All requests and drafters of one verifier."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         self._patience = config.patience_ms / 1000
+        self._pipelined = config.mode == "pipelined"
+        self._pace = Pace()
         self.requests: dict[int, RequestState] = {}
         self.drafters: dict[str, DrafterState] = {}
+
+    @property
+    def verify_s(self) -> float | None:
+        """Seconds that a pass of decodes takes, on average; None: not measured yet."""
+        return self._pace.verify_s.value
 
     def handle(self, event: Event) -> list[Command]:
         """Takes in what happened; returns what to do about it, in order."""
         match event:
+            case StepAsked():
+                return [self._plan(event)]
+            case PassStarted():
+                self._pace.start(event.now)
+                return []
+            case PassEnded():
+                self._pace.end(event.now)
+                return []
             case TokensCommitted():
                 return self._commit(event)
             case ProposalArrived():
                 return self._propose(event)
+            case BranchArrived():
+                request = self.requests.get(event.handle)
+                if request is not None and request.drafter == event.drafter:
+                    request.take_branch(event.base_length, event.num_outcome, event.tokens)
+                return []
             case RequestAdmitted():
                 request = RequestState(
                     handle=event.handle, prompt_ids=event.prompt_ids, draftable=event.draftable
@@ -95,22 +133,20 @@ class PipelineState:
             case DrafterLost():
                 return self._lose(event.drafter)
 
-    def plan(self, now: float, decodes: Iterable[int], prefill_ready: bool) -> StepPlan:
-        """Decides the next step, and notes what follows from it: holds, drafters that failed.
-
-        Args:
-            now: Seconds, the clock of the events.
-            decodes: Handles that could decode in this step; unknown ones are undrafted requests.
-            prefill_ready: Whether some other request could prefill in this step.
-        """
-        candidates = [self.requests[handle] for handle in decodes if handle in self.requests]
+    def _plan(self, event: StepAsked) -> StepPlan:
+        """Decides the next step, and notes what follows from it: holds, drafters that failed."""
+        candidates = [self.requests[handle] for handle in event.decodes if handle in self.requests]
         plan = plan_step(
-            now=now,
+            now=event.now,
             decodes=candidates,
-            suspects=[name for name, drafter in self.drafters.items() if drafter.suspect],
-            prefill_ready=prefill_ready,
+            prospects={name: drafter.prospect() for name, drafter in self.drafters.items()},
+            prefill_ready=event.prefill_ready,
             patience=self._patience,
+            pipelined=self._pipelined,
+            tokens_per_s=self._pace.tokens_per_s,
         )
+        if plan.wait_until is None:
+            self._pace.plan(pure=not event.prefill_ready)
         for handle in plan.held:
             self.requests[handle].holds_in_row += 1
             self.requests[handle].counters.holds += 1
@@ -127,6 +163,7 @@ class PipelineState:
                 assert self.requests[handle].drafter == name, f"{handle} is not {name}'s"
         for handle, request in self.requests.items():
             assert request.handle == handle, f"{handle} is filed under another handle"
+            assert request.continuations or not request.proposal, f"{handle} proposes nothing's end"
             if request.drafter is None:
                 assert request.due_since is None, f"{handle} awaits nobody's proposal"
             else:
@@ -137,8 +174,7 @@ class PipelineState:
         if request is None:
             return []
         base_length = request.length
-        if request.output_ids:
-            request.counters.count_pass(event.num_drafted, event.num_accepted)
+        self._count(request, event.num_drafted, event.num_accepted, len(event.tokens))
         request.commit(event.tokens, event.now)
         if request.drafter is None:
             return self._assign(request)
@@ -147,10 +183,23 @@ class PipelineState:
                 drafter=request.drafter,
                 handle=event.handle,
                 base_length=base_length,
+                num_drafted=event.num_drafted,
                 num_accepted=event.num_accepted,
                 tokens=event.tokens,
+                num_ready=len(request.proposal),
             )
         ]
+
+    def _count(
+        self, request: RequestState, num_drafted: int, num_accepted: int, num_committed: int
+    ) -> None:
+        """Counts one pass of ``request``; the one that ends its prefill is none."""
+        self._pace.commit(num_committed)
+        if not request.output_ids:
+            return
+        request.counters.count_pass(num_drafted, num_accepted)
+        if num_drafted and request.drafter is not None:
+            self.drafters[request.drafter].accepted.add(num_accepted)
 
     def _propose(self, event: ProposalArrived) -> list[Command]:
         request = self.requests.get(event.handle)
@@ -158,6 +207,7 @@ class PipelineState:
             return []  # closed or handed over while the proposal was under way: nobody's fault
         answer_time = request.answer_time(event.base_length, event.now)
         if answer_time is not None:
+            self.drafters[event.drafter].answer_s.add(answer_time)
             self.drafters[event.drafter].answer(
                 in_time=answer_time <= self._patience,
                 is_current=event.base_length == request.length,
@@ -170,8 +220,8 @@ class PipelineState:
         request = self.requests.pop(event.handle, None)
         if request is None:
             return []
-        if event.num_committed and request.output_ids:
-            request.counters.count_pass(event.num_drafted, event.num_accepted)
+        if event.num_committed:
+            self._count(request, event.num_drafted, event.num_accepted, event.num_committed)
         if request.drafter is None:
             return []
         self.drafters[request.drafter].handles.discard(event.handle)
@@ -187,7 +237,9 @@ class PipelineState:
     def _join(self, event: DrafterJoined) -> list[Command]:
         commands = self._lose(event.drafter)
         self.drafters[event.drafter] = DrafterState(
-            method=event.method, max_requests=event.max_requests
+            method=event.method,
+            max_requests=event.max_requests,
+            num_speculative_tokens=event.num_speculative_tokens,
         )
         return commands + self._assign_waiting()
 
@@ -198,6 +250,7 @@ class PipelineState:
         for handle in drafter.handles:
             self.requests[handle].drafter = None
             self.requests[handle].due_since = None
+            self.requests[handle].last_miss = None
             self.requests[handle].asked.clear()
         return self._assign_waiting()
 
@@ -223,6 +276,7 @@ class PipelineState:
         drafter = self.drafters[name]
         drafter.handles.add(request.handle)
         request.drafter, request.method = name, drafter.method
+        request.num_speculative_tokens = drafter.num_speculative_tokens
         return [_open(request)]
 
 

@@ -57,6 +57,9 @@ def build_pipeline(
         num_speculative_tokens=num_speculative_tokens,
         max_model_len=max_model_len,
         incarnation=secrets.randbits(62) + 1,
+        max_branches=(
+            settings.speculation.fanout if settings.speculation.mode == "pipelined" else 0
+        ),
     )
     keys = CurveKeys.read(Path(settings.key_file)) if settings.key_file else None
     control = ControlThread(settings.control, settings.transport, keys, target)

@@ -13,13 +13,24 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from paceline.errors import PeerGoneError, ProtocolError
-from paceline.messages import Close, Hello, Message, Ping, Pong, Proposal, Refuse, Reopen
+from paceline.messages import (
+    Branches,
+    Close,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Proposal,
+    Refuse,
+    Reopen,
+)
 from paceline.scheduler.events import (
+    BranchArrived,
     DrafterJoined,
     DrafterLost,
     Event,
@@ -209,10 +220,12 @@ class ControlThread:
                 self._send(identity, pong)
             case Proposal() if peer is not None:
                 self._propose(identity, peer, message)
+            case Branches() if peer is not None:
+                self._take_branches(identity, peer, message)
             case Reopen() if peer is not None:
                 handles = dict.fromkeys(message.handles)
                 self._post(*(ReopenAsked(drafter=peer.name, handle=handle) for handle in handles))
-            case Proposal() | Reopen():
+            case Proposal() | Branches() | Reopen():
                 pass  # of a drafter that was lost meanwhile; its next Ping tells it so
             case _:
                 self._strike(identity, f"a {type(message).__name__} is not a drafter's to send")
@@ -241,7 +254,10 @@ class ControlThread:
         )
         self._post(
             DrafterJoined(
-                drafter=hello.drafter, method=hello.method, max_requests=hello.max_requests
+                drafter=hello.drafter,
+                method=hello.method,
+                max_requests=hello.max_requests,
+                num_speculative_tokens=answer.num_speculative_tokens,
             )
         )
         self._send(identity, answer)
@@ -249,13 +265,7 @@ class ControlThread:
     def _propose(self, identity: bytes, peer: _Peer, message: Proposal) -> None:
         events: list[Event] = []
         for proposed in message.proposals:
-            if identity not in self._peers:
-                break  # cut off in the middle of this message
-            if len(proposed.tokens) > peer.num_speculative_tokens:
-                self._strike(identity, f"a proposal of {len(proposed.tokens)} tokens")
-            elif any(token >= peer.vocab_size for token in proposed.tokens):
-                self._strike(identity, "a draft token that the target's vocabulary does not have")
-            else:
+            if self._are_drafts(identity, peer, proposed.tokens, len(proposed.tokens)):
                 events.append(
                     ProposalArrived(
                         drafter=peer.name,
@@ -263,9 +273,40 @@ class ControlThread:
                         base_length=proposed.base_length,
                         tokens=tuple(proposed.tokens),
                         now=self._clock(),
+                        spent=message.spent_s,
                     )
                 )
         self._post(*events)
+
+    def _take_branches(self, identity: bytes, peer: _Peer, message: Branches) -> None:
+        events: list[Event] = []
+        for branch in message.branches:
+            num_drafts = len(branch.tokens) - branch.num_outcome
+            if self._are_drafts(identity, peer, branch.tokens, num_drafts):
+                events.append(
+                    BranchArrived(
+                        drafter=peer.name,
+                        handle=branch.handle,
+                        base_length=branch.base_length,
+                        num_outcome=branch.num_outcome,
+                        tokens=tuple(branch.tokens),
+                    )
+                )
+        self._post(*events)
+
+    def _are_drafts(
+        self, identity: bytes, peer: _Peer, tokens: Sequence[int], num_drafts: int
+    ) -> bool:
+        """Whether ``tokens`` may go on; the peer may have been cut off in mid-message."""
+        if identity not in self._peers:
+            return False
+        if num_drafts > peer.num_speculative_tokens:
+            self._strike(identity, f"a proposal of {num_drafts} tokens")
+            return False
+        if max(tokens, default=0) >= peer.vocab_size:
+            self._strike(identity, "a draft token that the target's vocabulary does not have")
+            return False
+        return True
 
     def _strike(self, identity: bytes, reason: str) -> None:
         self.num_rejected += 1
@@ -300,6 +341,8 @@ class ControlThread:
             with self._arrived:
                 if len(self._inbox) > _MAX_WAITING_EVENTS:
                     # The engine is idle and takes no events. A lost proposal costs one draft.
-                    events = tuple(e for e in events if not isinstance(e, ProposalArrived))
+                    events = tuple(
+                        e for e in events if not isinstance(e, ProposalArrived | BranchArrived)
+                    )
                 self._inbox.extend(events)
                 self._arrived.notify_all()

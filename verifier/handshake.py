@@ -28,6 +28,8 @@ class TargetIdentity:
     max_model_len: int
     incarnation: int
     data_parallel_rank: int = 0
+    max_branches: int = 0
+    """Outcomes to draft behind while a pass runs, per request; 0: none."""
 
 
 def check_hello(hello: Hello, target: TargetIdentity) -> Welcome | Refuse:
@@ -47,6 +49,7 @@ def check_hello(hello: Hello, target: TargetIdentity) -> Welcome | Refuse:
         num_speculative_tokens=min(hello.num_speculative_tokens, target.num_speculative_tokens),
         max_model_len=min(target.max_model_len, MAX_SEQUENCE_TOKENS),
         data_parallel_rank=target.data_parallel_rank,
+        max_branches=target.max_branches,
     )
 
 

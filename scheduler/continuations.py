@@ -1,0 +1,98 @@
+"""The speculation cache of one request: what is known of how its text may go on.
+
+It stands on the verifier's side, so that a hit costs no round trip. Proposals and branches are the
+same thing here: tokens behind a length. What was committed since is trimmed off where it agrees,
+and what contradicts it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.scheduler.counters import MissCause
+from paceline.scheduler.events import Tokens
+
+MAX_CONTINUATIONS = 512
+"""A drafter that sends more loses its oldest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Tokens that may follow what is committed now."""
+
+    tokens: Tokens
+    num_outcome: int
+    """How many of them, at the front, are the outcome of a pass; 0: all are drafts for now."""
+
+    def behind(self, committed: Sequence[int]) -> Continuation | None:
+        """Returns what is left of it once ``committed`` has come, None if nothing fits."""
+        size = len(committed)
+        if len(self.tokens) <= size or self.tokens[:size] != tuple(committed):
+            return None
+        return Continuation(self.tokens[size:], max(0, self.num_outcome - size))
+
+
+@dataclass(slots=True)
+class Continuations:
+    """All of one request, the drafter's preferred ones first."""
+
+    _held: list[Continuation] = field(default_factory=list)
+    _best: tuple[int, Tokens] | None = None
+    """The last answer of ``best``, with its limit; None: something has changed since."""
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def add(self, continuation: Continuation) -> None:
+        """Takes in one; a proposal for the present length goes before what was guessed earlier."""
+        self._best = None
+        if continuation.num_outcome == 0:
+            self._held.insert(0, continuation)
+        else:
+            self._held.append(continuation)
+        if len(self._held) > MAX_CONTINUATIONS:
+            # The first one behind the proposals is the oldest guess.
+            guesses = [i for i, held in enumerate(self._held) if held.num_outcome]
+            del self._held[guesses[0] if guesses else -1]
+
+    def best(self, limit: int) -> Tokens:
+        """Returns at most ``limit`` tokens to verify next, empty if nothing is known.
+
+        Drafts for the present length go before guesses about a pass's outcome, earlier ones before
+        later ones. The longest continuation of the chosen one's tokens is taken: behind an
+        undrafted pass a guess is longer than the rest of the proposal that it continues.
+        """
+        if not self._held:
+            return ()
+        if self._best is not None and self._best[0] == limit:
+            return self._best[1]
+        first = min(self._held, key=lambda held: held.num_outcome > 0)  # the first of the least
+        size = len(first.tokens)
+        longest = max(
+            (held.tokens for held in self._held if held.tokens[:size] == first.tokens), key=len
+        )
+        self._best = limit, longest[:limit]
+        return longest[:limit]
+
+    def commit(self, committed: Sequence[int]) -> None:
+        """Keeps what is left of each once ``committed`` has come."""
+        self._best = None
+        self._held = [rest for held in self._held if (rest := held.behind(committed)) is not None]
+
+    def why_missed(self, committed: Sequence[int]) -> MissCause:
+        """Says why nothing fits ``committed``, the outcome of a pass; call it before ``commit``."""
+        guesses = [held for held in self._held if held.num_outcome]
+        if not guesses:
+            return "none"
+        accepted = tuple(committed[:-1])
+        fitting = [
+            guess
+            for guess in guesses
+            if accepted[: guess.num_outcome - 1] == guess.tokens[: guess.num_outcome - 1][: len(accepted)]
+        ]
+        if not fitting:
+            return "stale"
+        if any(guess.num_outcome == len(committed) for guess in fitting):
+            return "bonus"
+        return "length"
