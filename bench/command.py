@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import psutil
 
@@ -19,12 +20,14 @@ from paceline.bench.workload import load_workload
 from paceline.cluster.config import PacelineConfig, load_config
 from paceline.cluster.inputs import Prompt
 from paceline.cluster.runtime import Runtime, Side, check_sides
+from paceline.cluster.tracing import check_trace, traced
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns the exit code: 1 if some prompts failed, else 0."""
     config = load_config(arguments.config)
     options = read_options(arguments, config)
+    check_trace(options.trace)
     prompts = load_workload(options.workload, options.categories)
     if len(prompts) < options.num_prompts:
         say(f"the workload has {len(prompts)} prompts, not {options.num_prompts}; all are used")
@@ -39,7 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
         load_average=environment.load_average(),
     )
     store = Store.open(options.output, run, resume=options.resume)
-    _measure(config, options, prompts, groups(everybody, store.run.max_resident), store)
+    parts = groups(everybody, store.run.max_resident)
+    with traced(options.trace, say) as trace:
+        _measure(config, options, prompts, parts, store, trace)
     cells = [
         cell(contender, load, method(contender, config), store)
         for load in options.loads
@@ -69,6 +74,7 @@ def _measure(
     prompts: list[Prompt],
     parts: list[list[Contender]],
     store: Store,
+    trace: Path | None,
 ) -> None:
     rounds = [(repeat, load) for repeat in range(options.repeats) for load in options.loads]
     per_contender = len(rounds)
@@ -81,7 +87,8 @@ def _measure(
         if len(parts) > 1:
             say(f"group {number + 1} of {len(parts)}: {', '.join(str(c) for c in part)}")
         sides = [side(contender, config) for contender in part]
-        with Runtime(config, sides=sides, progress=say) as runtime:
+        folder = None if trace is None else trace / f"group-{number}"
+        with Runtime(config, sides=sides, progress=say, trace=folder) as runtime:
             progress = progress or Progress(total, len(store))
             contest = Contest(
                 group=number,
@@ -93,6 +100,7 @@ def _measure(
                 finished=progress.finished,
             )
             contest.warm_up(max(load.concurrency for load in options.loads))
+            runtime.begin_trace()
             for repeat, load in rounds:
                 contest.run(load, repeat)
 

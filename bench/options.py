@@ -39,6 +39,8 @@ class Options:
     repeats: int
     output: Path
     resume: bool
+    trace: Path | None
+    """Where a trace of the measured part goes; None: there is none."""
 
 
 def read_options(arguments: argparse.Namespace, config: PacelineConfig) -> Options:
@@ -76,6 +78,7 @@ def read_options(arguments: argparse.Namespace, config: PacelineConfig) -> Optio
         repeats=arguments.repeats,
         output=Path(arguments.output),
         resume=arguments.resume,
+        trace=Path(arguments.trace) if arguments.trace is not None else None,
     )
 
 

@@ -16,6 +16,7 @@ from paceline.drafter.config import DrafterConfig
 from paceline.drafter.service import DraftService
 from paceline.drafter.session import make_hello
 from paceline.errors import UserError
+from paceline.trace import Tracer
 from paceline.transport import CurveKeys, TransportConfig
 from paceline.verifier.colocated import ColocatedSpeculation
 from paceline.verifier.config import TargetConfig
@@ -69,6 +70,8 @@ class Drafter:
         addresses: list[str],
         transport: TransportConfig,
         keys: CurveKeys | None,
+        process: str,
+        trace_folder: str | None,
     ) -> None:
         self._config = config
         self._name = name
@@ -76,6 +79,7 @@ class Drafter:
         self._addresses = addresses
         self._transport = transport
         self._keys = keys
+        self._tracer = Tracer(process, Path(trace_folder) if trace_folder else None)
         self._service: DraftService | None = None
         self._stopped = threading.Event()
 
@@ -87,7 +91,8 @@ class Drafter:
         """
         logging.basicConfig(level=logging.INFO)
         try:
-            self._run()
+            with self._tracer:
+                self._run()
         except UserError:
             raise
         except Exception:  # the outermost loop of this process
@@ -113,6 +118,7 @@ class Drafter:
             addresses=self._addresses,
             transport=self._transport,
             keys=self._keys,
+            tracer=self._tracer,
         )
         if not self._stopped.is_set():
             self._service.run()

@@ -24,6 +24,7 @@ from paceline.cluster.runtime import (
     plain_side,
     unwrapped,
 )
+from paceline.cluster.tracing import check_trace, traced
 from paceline.errors import (
     ConfigError,
     InputError,
@@ -42,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config)
     defaults = _defaults(arguments)
     _check_output(arguments)
+    trace = Path(arguments.trace) if arguments.trace is not None else None
+    check_trace(trace, arguments.output)
 
     def fingerprint_of(prompt: Prompt) -> str:
         return resume.fingerprint(config.target, prompt, {**defaults, **prompt.sampling})
@@ -68,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
                 prompts = (prompt for prompt in prompts if prompt.id not in done)
         lines = _open_output(arguments, stack)
         sides = [drafted_side(config), *([plain_side(config)] if arguments.compare else [])]
-        runtime = stack.enter_context(Runtime(config, sides=sides, progress=_say))
+        parts = stack.enter_context(traced(trace, _say))
+        runtime = stack.enter_context(Runtime(config, sides=sides, progress=_say, trace=parts))
         job = _Job(runtime, config.target.max_num_seqs, defaults, total, lines, fingerprint_of)
         job.run(prompts)
     print(summary(job.drafted, job.comparison), file=sys.stderr)
@@ -188,11 +192,13 @@ class _Job:
         """Runs all prompts."""
         good = self._without_broken(prompts)
         if self.comparison is None:
+            self._runtime.begin_trace()
             for prompt, result in self._stream(self._drafted, good, self.drafted):
                 self._finish(prompt, result, None)
             return
         for actor in (self._drafted, self._plain):
             self._warm_up(actor)
+        self._runtime.begin_trace()
         # Block by block on both sides, so that a machine whose speed drifts treats them alike.
         while block := list(itertools.islice(good, self._window)):
             drafted = dict(self._stream(self._drafted, block, self.drafted))

@@ -113,6 +113,7 @@ def _add_generate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--compare", action="store_true", help="also decode plainly; compare speed and outputs"
     )
+    _add_trace(parser)
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -148,6 +149,15 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--output", required=True, metavar="DIR", help="for results.json")
     parser.add_argument(
         "--resume", action="store_true", help="go on with what an interrupted run left in DIR"
+    )
+    _add_trace(parser)
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="a new file: passes, drafting and waits of all processes, for ui.perfetto.dev",
     )
 
 

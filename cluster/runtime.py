@@ -29,6 +29,7 @@ from paceline.drafter.config import DrafterConfig
 from paceline.drafter.preflight import check_drafter
 from paceline.errors import ConfigError, EngineDeadError, PacelineError, RequestFailedError
 from paceline.scheduler.config import SpeculationConfig
+from paceline.trace import begin
 from paceline.transport import CurveKeys, probe_bind
 from paceline.verifier.colocated import ColocatedSpeculation
 from paceline.verifier.config import TargetConfig
@@ -116,9 +117,21 @@ class Runtime:
     """
 
     def __init__(
-        self, config: PacelineConfig, *, sides: Sequence[Side], progress: Callable[[str], None]
+        self,
+        config: PacelineConfig,
+        *,
+        sides: Sequence[Side],
+        progress: Callable[[str], None],
+        trace: Path | None = None,
     ) -> None:
+        """Takes what to run.
+
+        Args:
+            progress: Tells the user a sentence.
+            trace: A folder for the parts of a trace, which is on every node; None: there is none.
+        """
         self._config = config
+        self._trace = trace
         self._sides = sides
         self._progress = progress
         self._stack = contextlib.ExitStack()
@@ -139,6 +152,11 @@ class Runtime:
         traceback: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
+
+    def begin_trace(self) -> None:
+        """Leaves out of the trace what was before now."""
+        if self._trace is not None:
+            begin(self._trace)
 
     def check_drafters(self) -> None:
         """Raises the error of a drafter that has given up; one that Ray restarts has not.
@@ -183,6 +201,10 @@ class Runtime:
         control, keys = self._config.transport.control, None
         number = len(self.targets)
         speculation: Speculation | ColocatedSpeculation | None = side.colocated
+        trace: str | None = None
+        if self._trace is not None:
+            (self._trace / str(number)).mkdir(parents=True)
+            trace = str(self._trace / str(number))
         if side.drafters:
             if control == "auto":
                 control = f"ipc://{run_folder}/control-{number}"
@@ -194,11 +216,12 @@ class Runtime:
                 key_file=str(run_folder / f"keys-{number}") if keys else None,
                 config=side.speculation,
                 transport=self._config.transport,
+                trace_folder=trace,
             )
         actor = self._verifier(stack, side, speculation, keys, run_folder)
         self.targets[side.name] = actor
         starting = actor.start.remote()
-        self._start_drafters(stack, side, control, keys)
+        self._start_drafters(stack, side, control, keys, trace)
         return starting
 
     def _num_cpus(self) -> int:
@@ -239,7 +262,12 @@ class Runtime:
         return actor
 
     def _start_drafters(
-        self, stack: contextlib.ExitStack, side: Side, control: str, keys: CurveKeys | None
+        self,
+        stack: contextlib.ExitStack,
+        side: Side,
+        control: str,
+        keys: CurveKeys | None,
+        trace: str | None,
     ) -> None:
         for drafter in side.drafters:
             for name in drafter.replica_names:
@@ -247,7 +275,16 @@ class Runtime:
                     num_cpus=drafter.threads,
                     num_gpus=0 if drafter.device == "cpu" else 1,
                     runtime_env={"env_vars": {"OMP_NUM_THREADS": str(drafter.threads)}},
-                ).remote(drafter, name, side.target.dtype, [control], self._config.transport, keys)
+                ).remote(
+                    drafter,
+                    name,
+                    side.target.dtype,
+                    [control],
+                    self._config.transport,
+                    keys,
+                    f"drafter {name} for {side.name}",
+                    trace,
+                )
                 running = actor.run.remote()
                 stack.callback(_end, actor, "stop", running)
                 self.drafters.append(actor)

@@ -17,6 +17,7 @@ from paceline.drafter.model import Draft, DraftModel
 from paceline.drafter.session import Session
 from paceline.errors import ProtocolError
 from paceline.messages import Hello
+from paceline.trace import DISABLED, Tracer
 from paceline.transport import CurveKeys, Dealer, TransportConfig, wait_any, wake_descriptor
 
 logger = logging.getLogger("paceline.drafter")
@@ -36,12 +37,14 @@ class DraftService:
         addresses: Sequence[str],
         transport: TransportConfig,
         keys: CurveKeys | None,
+        tracer: Tracer = DISABLED,
     ) -> None:
         self._hello = hello
         self._model = model
         self._addresses = addresses
         self._transport = transport
         self._keys = keys
+        self._tracer = tracer
         self._stopping = threading.Event()
         self.welcomed = threading.Event()
         """Set while every verifier has taken this drafter in."""
@@ -133,11 +136,13 @@ class DraftService:
         if drafts:
             dealer.send(session.proposal(drafts))
         if ready:
+            started = time.monotonic()
             made = self._model.draft(
                 [request for _, request in ready],
                 session.welcome.num_speculative_tokens,
                 session.welcome.vocab_size,
             )
+            self._tracer.span("draft", "draft", started, time.monotonic(), rows=len(ready))
             drafts = [(handle, r, draft) for (handle, r), draft in zip(ready, made, strict=True)]
             dealer.send(session.proposal(drafts))
 
@@ -146,5 +151,7 @@ class DraftService:
         for _, session in links:
             for request in session.requests.values():
                 if not self._model.is_ready(request):
+                    started = time.monotonic()
                     self._model.prepare(request)
+                    self._tracer.span("draft", "prefill", started, time.monotonic())
                     return

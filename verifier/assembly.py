@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.config import Config
 from paceline.scheduler.config import SpeculationConfig
+from paceline.trace import Tracer
 from paceline.transport import CurveKeys, TransportConfig
 from paceline.verifier.control import ControlThread
 from paceline.verifier.handshake import TargetIdentity
@@ -34,6 +35,14 @@ class EngineSettings(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """File of the CURVE keys; None on ``ipc``."""
     speculation: SpeculationConfig
     transport: TransportConfig
+    process: str = "verifier"
+    """Name of the engine's process in a trace."""
+    trace_folder: str | None = None
+    """Where it writes its part of the run's trace; None: there is no trace."""
+
+    def tracer(self) -> Tracer:
+        """Returns the tracer of the engine's process."""
+        return Tracer(self.process, Path(self.trace_folder) if self.trace_folder else None)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, as vLLM's configuration wants them."""
@@ -47,9 +56,14 @@ class EngineSettings(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def build_pipeline(
-    settings: EngineSettings, *, vocab_size: int, max_model_len: int, num_speculative_tokens: int
+    settings: EngineSettings,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    num_speculative_tokens: int,
+    tracer: Tracer,
 ) -> Pipeline:
-    """Builds the pipeline of one engine, not started."""
+    """Builds the pipeline of one engine, not started; ``tracer`` stays the caller's to close."""
     target = TargetIdentity(
         model=settings.model,
         vocab_size=vocab_size,
@@ -63,4 +77,4 @@ def build_pipeline(
     )
     keys = CurveKeys.read(Path(settings.key_file)) if settings.key_file else None
     control = ControlThread(settings.control, settings.transport, keys, target)
-    return Pipeline(settings.speculation, control)
+    return Pipeline(settings.speculation, control, tracer=tracer)

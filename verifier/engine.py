@@ -36,6 +36,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str | None
     config: SpeculationConfig
     transport: TransportConfig
+    trace_folder: str | None = None
+    """Where the engine's process writes its part of a trace; None: there is no trace."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +163,8 @@ class VerifierEngine:
             key_file=speculation.key_file,
             speculation=speculation.config,
             transport=speculation.transport,
+            process=f"verifier {self._name}",
+            trace_folder=speculation.trace_folder,
         )
         num_tokens = speculation.num_speculative_tokens
         return {

@@ -24,6 +24,7 @@ from paceline.scheduler.events import (
 )
 from paceline.scheduler.request import RequestState
 from paceline.scheduler.state import PipelineState
+from paceline.trace import DISABLED, Tracer
 from paceline.verifier.control import ControlThread
 
 MAX_WAIT_IN_STEP = 0.001
@@ -62,10 +63,12 @@ class Pipeline:
         config: SpeculationConfig,
         control: ControlThread,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = DISABLED,
     ) -> None:
         self._state = PipelineState(config)
         self._control = control
         self._clock = clock
+        self._tracer = tracer
         self._handles: dict[str, int] = {}
         self._admissions: dict[int, Admission] = {}
         self._num_handles = 0
@@ -121,6 +124,7 @@ class Pipeline:
             self._control.wait(remaining)
         self._control.flush()
         if self._waiting_since is not None:
+            self._tracer.span("target", "wait", self._waiting_since, now)
             for handle in name_of:
                 self._state.requests[handle].counters.waited_s += now - self._waiting_since
             self._waiting_since = None

@@ -12,6 +12,7 @@ What is hooked, all of it in ``vllm/v1/core/sched/scheduler.py`` of vLLM 0.32:
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,21 +49,26 @@ class PipelineScheduler(Scheduler):
         self._outcomes: dict[str, _Outcome] = {}
         self._closed_reports: dict[str, dict[str, Any] | None] = {}
         self._admission_blocked = False
+        self._pass_started = 0.0
+        self._tracer = settings.tracer()
         self._pipeline = build_pipeline(
             settings,
             vocab_size=vllm_config.model_config.get_vocab_size(),
             max_model_len=self.max_model_len,
             num_speculative_tokens=self.num_spec_tokens,
+            tracer=self._tracer,
         )
         self._pipeline.start()
 
     def shutdown(self) -> None:
         self._pipeline.stop()
+        self._tracer.close()
         super().shutdown()
 
     # The step: decide, then act.
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        started = time.monotonic()
         decodes = {r.request_id: r for r in self.running if _is_decode(r)}
         step = self._pipeline.step(decodes, self._prefill_ready(len(decodes)))
         self._apply(step, decodes)
@@ -73,6 +79,9 @@ class PipelineScheduler(Scheduler):
         self._admission_blocked = wanted and len(self.running) <= num_running
         for new in output.scheduled_new_reqs:
             self._admit(self.requests[new.req_id], new.num_computed_tokens)
+        if output.total_num_scheduled_tokens:
+            self._pass_started = time.monotonic()
+            self._tracer.span("scheduler", "schedule", started, self._pass_started)
         return output
 
     def _prefill_ready(self, num_decodes: int) -> bool:
@@ -142,6 +151,7 @@ class PipelineScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        started = time.monotonic()
         self._outcomes = _read_outcomes(scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
@@ -155,7 +165,22 @@ class PipelineScheduler(Scheduler):
         self._outcomes = {}
         self._pipeline.flush()
         self._attach_reports(outputs)
+        if self._tracer.enabled and scheduler_output.total_num_scheduled_tokens:
+            self._trace_pass(scheduler_output, started)
         return outputs
+
+    def _trace_pass(self, scheduler_output: SchedulerOutput, ended: float) -> None:
+        drafts = scheduler_output.scheduled_spec_decode_tokens.values()
+        self._tracer.span(
+            "target",
+            "verify",
+            self._pass_started,
+            ended,
+            num_requests=len(scheduler_output.num_scheduled_tokens),
+            num_tokens=scheduler_output.total_num_scheduled_tokens,
+            num_drafted=sum(len(tokens) for tokens in drafts),
+        )
+        self._tracer.span("scheduler", "update", ended, time.monotonic())
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         request_id = request.request_id
