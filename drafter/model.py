@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.scheduler.branching import Ranking
+
 
 class Scope:
     """Whose text it is: one for each incarnation of a verifier, compared by identity.
@@ -44,10 +46,6 @@ class Path:
     tokens: tuple[int, ...]
 
 
-Ranking = list[tuple[int, float]]
-"""The draft's choices for one position with its probability of each, the most probable first."""
-
-
 class DraftModel(ABC):
     """Drafts for many requests at a time.
 
@@ -61,6 +59,8 @@ class DraftModel(ABC):
     """Rows of the draft's head; 0 for a method that copies tokens from the text."""
     tokenizer_fingerprint: str = ""
     """Of the draft's tokenizer; "" where it has none."""
+    is_stepwise: bool = True
+    """Whether each token takes a forward of its own; a look-up finds all of them at once."""
 
     @abstractmethod
     def open(self, request: DraftRequest) -> None:

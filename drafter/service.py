@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from paceline.drafter.model import Draft, DraftModel
+from paceline.drafter.pipelining import Pipelining
 from paceline.drafter.session import Session
 from paceline.errors import ProtocolError
 from paceline.messages import Hello
@@ -45,6 +46,7 @@ class DraftService:
         self._transport = transport
         self._keys = keys
         self._tracer = tracer
+        self._pipelining = Pipelining(model, tracer)
         self._stopping = threading.Event()
         self.welcomed = threading.Event()
         """Set while every verifier has taken this drafter in."""
@@ -89,6 +91,7 @@ class DraftService:
 
     def _loop(self, links: list[tuple[Dealer, Session]], wake: int) -> None:
         next_greeting = time.monotonic()
+        drafted = False
         while not self._stopping.is_set():
             now = time.monotonic()
             if now >= next_greeting:
@@ -97,7 +100,7 @@ class DraftService:
                 waiting = self._is_waiting(links)
                 pause = _CONNECT_RETRY if waiting else self._transport.heartbeat_ms / 1000
                 next_greeting = now + pause
-            busy = self._has_work(links)
+            busy = drafted or self._has_work(links)
             wait_any([dealer for dealer, _ in links], wake, 0 if busy else next_greeting - now)
             for dealer, session in links:
                 self._receive(dealer, session)
@@ -106,7 +109,9 @@ class DraftService:
             else:
                 self.welcomed.set()
             for dealer, session in links:
-                self._draft(dealer, session)
+                if not session.is_pipelined:
+                    self._draft(dealer, session)
+            drafted = self._pipelining.step(links)
             self._prepare(links)
 
     def _is_waiting(self, links: list[tuple[Dealer, Session]]) -> bool:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.drafter.model import Draft, DraftModel, DraftRequest, Scope
+from paceline.drafter.outlook import Outlook
 from paceline.errors import RefusedError
 from paceline.messages import (
+    MAX_SECONDS,
     PROTOCOL_VERSION,
     Close,
     Commit,
@@ -24,6 +26,7 @@ from paceline.messages import (
     Reopen,
     Welcome,
 )
+from paceline.scheduler.branching import Branching
 
 logger = logging.getLogger("paceline.drafter")
 
@@ -47,7 +50,15 @@ class Session:
     last_heard: float = 0.0
     requests: dict[int, DraftRequest] = field(default_factory=dict)
     """By handle."""
+    branchings: dict[int, Branching] = field(default_factory=dict)
+    """By handle, of the same requests; none where the verifier wants no branches."""
+    outlook: Outlook = field(default_factory=Outlook)
     _scope: Scope = field(default_factory=Scope)
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether the verifier wants drafts behind the outcomes of the running pass."""
+        return self.welcome is not None and self.welcome.max_branches > 0
 
     def take(self, message: Message) -> Message | None:
         """Takes in a message; returns the answer, if it has one.
@@ -72,6 +83,7 @@ class Session:
             case Open() if self.welcome is not None:
                 self._open(message)
             case Commit() if self.welcome is not None:
+                self.outlook.commit(self.last_heard, message)
                 lost = [c.handle for c in message.commits if not self._commit(c)]
                 if lost:
                     return Reopen(handles=lost)
@@ -115,7 +127,8 @@ class Session:
                     confidence=draft.confidence,
                 )
             )
-        return Proposal(proposals=proposals)
+        spent = min(self.clock() - self.outlook.committed_at, MAX_SECONDS)
+        return Proposal(proposals=proposals, spent_s=spent)
 
     def _open(self, message: Open) -> None:
         self._close(message.handle)
@@ -125,6 +138,11 @@ class Session:
             scope=self._scope,
         )
         self.requests[message.handle] = request
+        if self.is_pipelined:
+            assert self.welcome is not None
+            self.branchings[message.handle] = Branching(
+                self.welcome.num_speculative_tokens, due=request.due
+            )
         self.model.open(request)
 
     def _commit(self, committed: Committed) -> bool:
@@ -138,12 +156,17 @@ class Session:
         if known < 0 or overlap != committed.tokens[: len(overlap)]:
             return False
         if known < len(committed.tokens):
-            request.tokens.extend(committed.tokens[known:])
-            request.due = True
+            new = committed.tokens[known:]
+            request.tokens.extend(new)
+            request.due = committed.num_ready == 0
+            if (branching := self.branchings.get(committed.handle)) is not None:
+                branching.commit(new, committed.num_ready)
         return True
 
     def _close(self, handle: int) -> None:
         request = self.requests.pop(handle, None)
+        self.branchings.pop(handle, None)
+        self.outlook.forget(handle)
         if request is not None:
             self.model.close(request)
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from paceline.drafter.config import DrafterConfig
-from paceline.drafter.model import Draft, DraftModel, DraftRequest, Scope
+from paceline.drafter.model import Draft, DraftModel, DraftRequest, Path, Scope
 from paceline.drafter.suffix_automaton import SuffixAutomaton
 from paceline.drafter.suffix_store import SuffixStore
+from paceline.scheduler.branching import Ranking
 
 CHUNK = 1024
 """Tokens taken in at a time, some milliseconds of work: other requests wait no longer."""
@@ -51,6 +52,8 @@ class _Path:
 
 class SuffixDrafter(DraftModel):
     """Needs no model and no GPU. Memory grows with the text, by about 0.5 KB a token."""
+
+    is_stepwise = False
 
     def __init__(self, config: DrafterConfig) -> None:
         self._depth = config.suffix_max_tree_depth
@@ -89,14 +92,79 @@ class SuffixDrafter(DraftModel):
     def _draft_one(self, request: DraftRequest, num_tokens: int, vocab_size: int) -> Draft:
         state = self._states[request]
         state.extend(request.tokens, len(request.tokens))
-        automaton = state.automaton
-        best = self._best_path(automaton, *automaton.own_ending(), 0, num_tokens, vocab_size)
-        store = self._stores.get(request.scope)
-        for other in store.candidates(request.tokens) if store is not None else ():
-            ending = other.find_ending(request.tokens[-(self._depth - 1) :])
-            path = self._best_path(other, *ending, 1, num_tokens, vocab_size)
-            best = max(best, path, key=lambda candidate: candidate.score)
+        best = self._best(request, (), num_tokens, vocab_size)
         return Draft(best.tokens, best.confidence)
+
+    def extend(
+        self, paths: Sequence[Path], num_tokens: int, num_ranked: int, vocab_size: int
+    ) -> list[list[Ranking]]:
+        """Behind a path that is not committed, what the path itself repeats is not found yet."""
+        rankings = []
+        for path in paths:
+            request = path.request
+            self._states[request].extend(request.tokens, len(request.tokens))
+            best = self._best(request, path.tokens, num_tokens, vocab_size)
+            rankings.append(
+                [
+                    self._rank(
+                        request,
+                        (*path.tokens, *best.tokens[:place]),
+                        (token, confidence),
+                        num_ranked,
+                        vocab_size,
+                    )
+                    for place, (token, confidence) in enumerate(
+                        zip(best.tokens, best.confidence, strict=True)
+                    )
+                ]
+            )
+        return rankings
+
+    def _ending(self, request: DraftRequest, path: tuple[int, ...]) -> list[int]:
+        """The last tokens that can be matched, of what is committed and of ``path``."""
+        size = self._depth - 1
+        return [*request.tokens[-size:], *path][-size:]
+
+    def _best(
+        self, request: DraftRequest, path: tuple[int, ...], num_tokens: int, vocab_size: int
+    ) -> _Path:
+        """The best continuation of the request's text and ``path``, of its own or shared text."""
+        automaton = self._states[request].automaton
+        ending = self._ending(request, path)
+        if path:
+            best = self._best_path(
+                automaton, *automaton.find_ending(ending), 1, num_tokens, vocab_size
+            )
+        else:
+            best = self._best_path(automaton, *automaton.own_ending(), 0, num_tokens, vocab_size)
+        store = self._stores.get(request.scope)
+        for other in store.candidates(ending) if store is not None else ():
+            found = other.find_ending(ending)
+            continuation = self._best_path(other, *found, 1, num_tokens, vocab_size)
+            best = max(best, continuation, key=lambda candidate: candidate.score)
+        return best
+
+    def _rank(
+        self,
+        request: DraftRequest,
+        path: tuple[int, ...],
+        first: tuple[int, float],
+        num_ranked: int,
+        vocab_size: int,
+    ) -> Ranking:
+        """``first``, then what else followed the endings in the request's own text."""
+        automaton = self._states[request].automaton
+        ranking, seen = [first], {first[0]}
+        for match, _ in automaton.shorter(*automaton.find_ending(self._ending(request, path))):
+            choices = automaton.choices(match)
+            total = 1 + sum(count for _, count in choices)
+            for token, count in choices:
+                if len(ranking) == num_ranked:
+                    return ranking
+                if token not in seen and token < vocab_size:
+                    seen.add(token)
+                    ranking.append((token, min(count / total, ranking[-1][1])))
+        return ranking
 
     def _best_path(
         self,

@@ -79,6 +79,13 @@ class SuffixAutomaton:
             yield token, self._count[reached], self._count[state]
             state = reached
 
+    def choices(self, state: int) -> list[tuple[int, int]]:
+        """Returns each token that followed with how often it did, the most frequent one first."""
+        counts = [(token, self._count[reached]) for token, reached in self._next[state].items()]
+        best = self._best[state]
+        # The sort keeps the order of equals: of the most frequent ones ``follow``'s goes first.
+        return sorted(counts, key=lambda choice: (-choice[1], choice[0] != best))
+
     def _shortened(self, state: int, length: int) -> int:
         """Returns the state of the last ``length`` tokens of what ``state`` stands for."""
         while state != ROOT and self._length[self._link[state]] >= length:

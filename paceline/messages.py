@@ -42,6 +42,9 @@ MAX_BATCH_REQUESTS = 1 << 14
 MAX_BRANCHES = 256
 """Upper limit of the outcomes of one pass that are drafted behind, per request."""
 
+MAX_SECONDS = 3600.0
+"""The longest time that a message tells."""
+
 MAX_REASON = 4096
 """Characters of a Refuse's reason."""
 
@@ -170,7 +173,7 @@ class Commit(_Message, frozen=True, kw_only=True):
     """The outcome of a pass, for all requests of one drafter."""
 
     commits: Annotated[list[Committed], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
-    verify_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    verify_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)] = 0.0
     """Seconds that a pass takes on average, the time that there is for branches; 0: not known."""
 
 
@@ -196,7 +199,7 @@ class Proposal(_Message, frozen=True, kw_only=True):
     """One draft batch."""
 
     proposals: Annotated[list[Proposed], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
-    spent_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    spent_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)] = 0.0
     """Seconds from the commit's arrival to this answer; 0: not told."""
 
 
@@ -222,9 +225,7 @@ class Branch(_Message, frozen=True, kw_only=True):
 class Branches(_Message, frozen=True, kw_only=True):
     """What was drafted behind possible outcomes since the last such message."""
 
-    branches: Annotated[
-        list[Branch], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)
-    ]
+    branches: Annotated[list[Branch], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
 
 
 class Reopen(_Message, frozen=True, kw_only=True):

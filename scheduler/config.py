@@ -14,14 +14,16 @@ class SpeculationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields
     """How proposals are waited for and used."""
 
     mode: Literal["lockstep", "pipelined"] = "lockstep"
-    """``lockstep``: the drafter drafts once a pass's outcome is known. ``pipelined``: while the pass
-    runs it drafts behind the outcomes that the pass may have, the most probable ones first."""
+    """``lockstep``: the drafter drafts once a pass's outcome is known. ``pipelined``: while the
+    pass runs it drafts behind the outcomes that the pass may have, the most probable ones first.
+    """
     fanout: int = 16
     """``pipelined``: the most outcomes of one pass that are drafted behind at a time, per request.
     Fewer are, where more would take longer than the pass."""
     patience_ms: float = 250.0
-    """How long an idle target waits for a proposal that is due, at the most. A drafter whose answer takes longer
-    is not waited for until it is in time again, so a dead or slow one costs this once."""
+    """How long an idle target waits for a proposal that is due, at the most. A drafter whose answer
+    takes longer is not waited for until it is in time again, so a dead or slow one costs this once.
+    """
     allow_nondeterministic_seed: bool = False
     """Whether a sampled request with a seed is drafted, too. The law of its output stays the
     target's, but which sample a seed gives then depends on how many drafts each pass held."""

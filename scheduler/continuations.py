@@ -89,7 +89,8 @@ class Continuations:
         fitting = [
             guess
             for guess in guesses
-            if accepted[: guess.num_outcome - 1] == guess.tokens[: guess.num_outcome - 1][: len(accepted)]
+            if accepted[: guess.num_outcome - 1]
+            == guess.tokens[: guess.num_outcome - 1][: len(accepted)]
         ]
         if not fitting:
             return "stale"

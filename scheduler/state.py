@@ -208,6 +208,8 @@ class PipelineState:
         answer_time = request.answer_time(event.base_length, event.now)
         if answer_time is not None:
             self.drafters[event.drafter].answer_s.add(answer_time)
+            if event.spent:
+                request.counters.transport_s += max(0.0, answer_time - event.spent)
             self.drafters[event.drafter].answer(
                 in_time=answer_time <= self._patience,
                 is_current=event.base_length == request.length,

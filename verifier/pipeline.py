@@ -10,22 +10,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.messages import Close, Commit, Committed, Open, Sampling
+from paceline.messages import MAX_SECONDS, Close, Commit, Committed, Open, Sampling
 from paceline.scheduler.config import SpeculationConfig
 from paceline.scheduler.events import (
     Command,
     Event,
+    PassEnded,
+    PassStarted,
     RequestAdmitted,
     RequestClosed,
     SendClose,
     SendCommit,
     SendOpen,
+    StepAsked,
+    StepPlan,
     TokensCommitted,
 )
 from paceline.scheduler.request import RequestState
 from paceline.scheduler.state import PipelineState
 from paceline.trace import DISABLED, Tracer
 from paceline.verifier.control import ControlThread
+from paceline.verifier.rounds import Rounds
 
 MAX_WAIT_IN_STEP = 0.001
 """Seconds. Longer than this a new request or an abort is not kept waiting for a proposal."""
@@ -66,6 +71,8 @@ class Pipeline:
         tracer: Tracer = DISABLED,
     ) -> None:
         self._state = PipelineState(config)
+        self._pipelined = config.mode == "pipelined"
+        self._rounds = Rounds()
         self._control = control
         self._clock = clock
         self._tracer = tracer
@@ -106,35 +113,66 @@ class Pipeline:
             prefill_ready: Whether some other request could prefill in this step.
         """
         name_of = {self._handles[name]: name for name in decodes if name in self._handles}
-        wait_end = self._clock() + MAX_WAIT_IN_STEP
+        began = self._clock()
+        wait_end = began + MAX_WAIT_IN_STEP
         while True:
-            for event in self._control.take_events():
-                self._feed(event)
+            self._take_events()
             now = self._clock()
-            plan = self._state.plan(now, name_of, prefill_ready)
+            plan = self._plan(now, tuple(name_of), prefill_ready)
             if plan.wait_until is None:
                 break
             if self._waiting_since is None:
                 self._waiting_since = now
             remaining = min(wait_end, plan.wait_until) - now
-            if remaining <= 0:
-                self._control.flush()
-                return Step(wait=True, held=frozenset(name_of.values()), drafts={})
             self._control.flush()
+            if remaining <= 0:
+                return Step(wait=True, held=frozenset(name_of.values()), drafts={})
             self._control.wait(remaining)
         self._control.flush()
+        running = {
+            handle: self._state.requests[handle] for handle in name_of if handle not in plan.held
+        }
+        waited = 0.0
         if self._waiting_since is not None:
             self._tracer.span("target", "wait", self._waiting_since, now)
-            for handle in name_of:
-                self._state.requests[handle].counters.waited_s += now - self._waiting_since
+            waited = now - self._waiting_since
+            began = max(began, now)
             self._waiting_since = None
         drafts = {
-            name: list(proposal)
-            for handle, name in name_of.items()
-            if handle not in plan.held and (proposal := self._state.requests[handle].proposal)
+            name_of[handle]: list(proposal)
+            for handle, request in running.items()
+            if (proposal := request.proposal)
         }
         held = frozenset(name_of[handle] for handle in plan.held)
+        self._rounds.decide(running.values(), waited)
+        self._rounds.look_up(self._clock() - began)
         return Step(wait=False, held=held, drafts=drafts)
+
+    def _plan(self, now: float, decodes: tuple[int, ...], prefill_ready: bool) -> StepPlan:
+        [plan] = self._state.handle(
+            StepAsked(now=now, decodes=decodes, prefill_ready=prefill_ready)
+        )
+        assert isinstance(plan, StepPlan)
+        return plan
+
+    def pass_started(self) -> None:
+        """The engine has scheduled what ``step`` said, and runs it now."""
+        now = self._clock()
+        self._rounds.start(now)
+        self._feed(PassStarted(now=now))
+
+    def pass_ended(self) -> None:
+        """The pass has its outcome; ``commit`` and ``close`` follow, then ``flush``."""
+        now = self._clock()
+        self._rounds.end(now)
+        # Whatever arrived during the pass belongs to the time before its outcome.
+        self._take_events()
+        self._feed(PassEnded(now=now))
+        self._rounds.look_up(self._clock() - now)
+
+    def _take_events(self) -> None:
+        for event in self._control.take_events():
+            self._feed(event)
 
     def commit(
         self, request_id: str, num_drafted: int, num_accepted: int, tokens: Sequence[int]
@@ -143,15 +181,17 @@ class Pipeline:
         handle = self._handles.get(request_id)
         if handle is None or not tokens:
             return
+        now = self._clock()
         self._feed(
             TokensCommitted(
                 handle=handle,
                 num_drafted=num_drafted,
                 num_accepted=num_accepted,
                 tokens=tuple(tokens),
-                now=self._clock(),
+                now=now,
             )
         )
+        self._rounds.look_up(self._clock() - now)
 
     def close(
         self, request_id: str, num_drafted: int = 0, num_accepted: int = 0, num_committed: int = 0
@@ -172,7 +212,7 @@ class Pipeline:
         del self._admissions[handle]
         if not self._handles:
             self._waiting_since = None  # nobody is left to wait for
-        return _report(request)
+        return self._report(request)
 
     def length(self, request_id: str) -> int | None:
         """Returns how many tokens of the request are committed here, None if it is unknown."""
@@ -182,12 +222,13 @@ class Pipeline:
     def report(self, request_id: str) -> dict[str, Any] | None:
         """Returns the request's counts so far, None if it is unknown."""
         handle = self._handles.get(request_id)
-        return None if handle is None else _report(self._state.requests[handle])
+        return None if handle is None else self._report(self._state.requests[handle])
 
     def flush(self) -> None:
         """Sends what has gathered: one commit message per drafter."""
+        verify_s = min(self._state.verify_s or 0.0, MAX_SECONDS)
         for drafter, commits in self._commits.items():
-            self._control.send(drafter, Commit(commits=commits))
+            self._control.send(drafter, Commit(commits=commits, verify_s=verify_s))
         self._commits.clear()
         self._control.flush()
 
@@ -212,24 +253,36 @@ class Pipeline:
                     committed = Committed(
                         handle=command.handle,
                         base_length=command.base_length,
+                        num_drafted=command.num_drafted,
+                        num_ready=command.num_ready,
                         num_accepted=command.num_accepted,
                         tokens=list(command.tokens),
                     )
                     self._commits.setdefault(command.drafter, []).append(committed)
                 case SendClose():
                     self._control.send(command.drafter, Close(handles=[command.handle]))
+                case StepPlan():
+                    raise AssertionError("a plan answers StepAsked only")
 
-
-def _report(request: RequestState) -> dict[str, Any]:
-    counters = request.counters
-    return {
-        "method": request.method,
-        "rounds": counters.rounds,
-        "drafted_rounds": counters.drafted_rounds,
-        "proposed": counters.proposed,
-        "accepted": counters.accepted,
-        "accepted_per_position": list(counters.accepted_per_position),
-        "holds": counters.holds,
-        "stale": counters.stale,
-        "waited_s": counters.waited_s,
-    }
+    def _report(self, request: RequestState) -> dict[str, Any]:
+        counters = request.counters
+        return {
+            "method": request.method,
+            "rounds": counters.rounds,
+            "drafted_rounds": counters.drafted_rounds,
+            "proposed": counters.proposed,
+            "accepted": counters.accepted,
+            "accepted_per_position": list(counters.accepted_per_position),
+            "holds": counters.holds,
+            "stale": counters.stale,
+            # In lockstep nothing can be at hand when a pass ends.
+            "hits": counters.hits if self._pipelined else None,
+            "misses": dict(counters.misses) if self._pipelined else None,
+            "waited_s": counters.waited_s,
+            "lookup_s": counters.lookup_s,
+            "schedule_s": counters.schedule_s,
+            "transport_s": counters.transport_s,
+            "verify_s": counters.verify_s,
+            "hit_exposed_s": counters.hit_exposed_s,
+            "hit_verify_s": counters.hit_verify_s,
+        }

@@ -80,6 +80,7 @@ class PipelineScheduler(Scheduler):
         for new in output.scheduled_new_reqs:
             self._admit(self.requests[new.req_id], new.num_computed_tokens)
         if output.total_num_scheduled_tokens:
+            self._pipeline.pass_started()
             self._pass_started = time.monotonic()
             self._tracer.span("scheduler", "schedule", started, self._pass_started)
         return output
@@ -152,6 +153,8 @@ class PipelineScheduler(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         started = time.monotonic()
+        if scheduler_output.total_num_scheduled_tokens:
+            self._pipeline.pass_ended()
         self._outcomes = _read_outcomes(scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output

@@ -9,6 +9,7 @@ from paceline.scheduler.events import (
     Command,
     DrafterJoined,
     DrafterLost,
+    Event,
     ProposalArrived,
     ReopenAsked,
     RequestAdmitted,
@@ -16,9 +17,10 @@ from paceline.scheduler.events import (
     SendClose,
     SendCommit,
     SendOpen,
+    StepAsked,
+    StepPlan,
     TokensCommitted,
 )
-from paceline.scheduler.plan import StepPlan
 from paceline.scheduler.request import RequestState
 from paceline.scheduler.state import PipelineState
 
@@ -93,19 +95,13 @@ class Story:
         )
 
     def plan(self, *decodes: int, prefill_ready: bool = False) -> StepPlan:
-        plan = self.state.plan(self.now, decodes, prefill_ready)
-        self.state.validate()
+        [plan] = self._handle(StepAsked(now=self.now, decodes=decodes, prefill_ready=prefill_ready))
+        assert isinstance(plan, StepPlan)
         return plan
 
     def _handle(
         self,
-        event: DrafterJoined
-        | DrafterLost
-        | RequestAdmitted
-        | TokensCommitted
-        | ProposalArrived
-        | ReopenAsked
-        | RequestClosed,
+        event: Event,
     ) -> list[Command]:
         commands = self.state.handle(event)
         self.state.validate()
@@ -121,14 +117,22 @@ def opened(
 
 
 def committed(
-    base_length: int, *tokens: int, drafter: str = "d", handle: int = 1, num_accepted: int = 0
+    base_length: int,
+    *tokens: int,
+    drafter: str = "d",
+    handle: int = 1,
+    num_drafted: int = 0,
+    num_accepted: int = 0,
+    num_ready: int = 0,
 ) -> SendCommit:
     return SendCommit(
         drafter=drafter,
         handle=handle,
         base_length=base_length,
+        num_drafted=num_drafted,
         num_accepted=num_accepted,
         tokens=tokens,
+        num_ready=num_ready,
     )
 
 

@@ -28,7 +28,7 @@ def test_commits_follow_with_their_base_length() -> None:
     story.admit()
     assert story.commit(50) == [committed(len(PROMPT), 50)]
     assert story.commit(60, 61, num_drafted=3, num_accepted=1) == [
-        committed(4, 60, 61, num_accepted=1)
+        committed(4, 60, 61, num_drafted=3, num_accepted=1)
     ]
     assert story.commit(62) == [committed(6, 62)]
 

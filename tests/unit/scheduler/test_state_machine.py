@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from paceline.scheduler.events import Command, SendClose, SendCommit, SendOpen
+from paceline.scheduler.events import Command, SendClose, SendCommit, SendOpen, StepPlan
 from paceline.scheduler.plan import MAX_HOLDS_IN_ROW
 from paceline.scheduler.state import PipelineState
 from tests.unit.scheduler.story import PATIENCE, Story
@@ -52,6 +52,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def carry_out(self, commands: list[Command]) -> None:
         for command in commands:
+            assert not isinstance(command, StepPlan)
             held = self.knows[command.drafter]
             match command:
                 case SendOpen():

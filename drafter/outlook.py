@@ -1,0 +1,54 @@
+"""What a drafter expects of one verifier's running pass: its outcome, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.messages import Commit
+from paceline.scheduler.averages import Acceptance, Average
+
+UNDRAFTED_PRIOR = 0.5
+
+
+@dataclass(kw_only=True, slots=True)
+class Outlook:
+    """Learned from the commits, of all requests of the verifier together."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    committed_at: float = 0.0
+    """When the last commit came."""
+    proposed_at: float = 0.0
+    """When the last proposal went out: the pass that holds it cannot have begun before."""
+    verify_s: float = 0.0
+    """How long a pass takes; 0: not known."""
+    _undrafted: Average = field(default_factory=Average)
+    """Of the passes behind a miss: 1 for an undrafted one, 0 for one that waited for drafts."""
+    _missed: set[int] = field(default_factory=set)
+    """Handles whose last commit was a miss."""
+
+    @property
+    def ends_at(self) -> float:
+        """When the running pass is expected to end."""
+        return max(self.committed_at, self.proposed_at) + self.verify_s
+
+    @property
+    def undrafted(self) -> float:
+        """Probability that the pass behind a miss verifies no drafts."""
+        return UNDRAFTED_PRIOR if self._undrafted.value is None else self._undrafted.value
+
+    def commit(self, now: float, message: Commit) -> None:
+        """Takes in the outcome of a pass."""
+        self.committed_at = now
+        self.verify_s = message.verify_s
+        for committed in message.commits:
+            if committed.num_drafted:
+                self.acceptance.add(committed.num_drafted, committed.num_accepted)
+            if committed.handle in self._missed:
+                self._undrafted.add(committed.num_drafted == 0)
+                self._missed.discard(committed.handle)
+            if not committed.num_ready:
+                self._missed.add(committed.handle)
+
+    def forget(self, handle: int) -> None:
+        """The request has ended."""
+        self._missed.discard(handle)

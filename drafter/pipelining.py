@@ -1,0 +1,185 @@
+"""Drafting while the target verifies: one depth at a time, for all requests of all verifiers.
+
+Each step is one forward. It extends what a verifier waits for first, then what is most probably
+wanted next (scheduler/branching.py), as much of it as fits into the running pass. Between two steps
+the sockets are read: what the outcome of a pass has made impossible is not extended any further.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.drafter.model import Draft, DraftModel, DraftRequest, Path
+from paceline.drafter.session import Session
+from paceline.messages import MAX_BATCH_REQUESTS, Branch, Branches, Message
+from paceline.scheduler.averages import RowTimes
+from paceline.scheduler.branching import Branching, Extension, choose
+from paceline.trace import Tracer
+
+SLACK = 1.25
+"""Rows that nobody waits for yet may make a forward that somebody waits for so much longer."""
+
+
+class Link(Protocol):
+    """The way to one verifier."""
+
+    def send(self, message: Message) -> bool:
+        """Queues ``message``; returns False if there is no room for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One request, with whom it belongs to."""
+
+    link: Link
+    session: Session
+    handle: int
+    request: DraftRequest
+    branching: Branching
+
+
+class Pipelining:
+    """Drives a draft model for the sessions whose verifiers want branches."""
+
+    def __init__(
+        self, model: DraftModel, tracer: Tracer, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._model = model
+        self._tracer = tracer
+        self._clock = clock
+        self.times = RowTimes()
+        """Of the forwards so far."""
+
+    def step(self, links: Sequence[tuple[Link, Session]]) -> bool:
+        """Answers what is due, and runs one forward; returns False if there was none to run."""
+        items = [
+            _Item(link, session, handle, session.requests[handle], branching)
+            for link, session in links
+            if session.is_pipelined
+            for handle, branching in session.branchings.items()
+        ]
+        if not items:
+            return False
+        ready = [item for item in items if self._model.is_ready(item.request)]
+        # Who is not ready says so at once: the verifier need not wait for a long prefill.
+        self._propose([i for i in items if i.branching.due and i not in ready], decline=True)
+        self._propose(ready)
+        chosen = self._choose(ready)
+        if chosen:
+            seconds = self._extend(ready, chosen)
+            self._propose(ready)
+            self._push(ready, seconds)
+        return bool(chosen)
+
+    def _choose(self, items: list[_Item]) -> list[tuple[int, Extension]]:
+        """The decision: what the next forward extends."""
+        candidates = [
+            (number, extension)
+            for number, item in enumerate(items)
+            for extension in item.branching.extensions(
+                item.session.outlook.acceptance,
+                item.session.outlook.undrafted if item.branching.may_be_undrafted else 0.0,
+            )
+        ]
+        if not candidates:
+            return []
+        fanout = max(_max_branches(item) for item in items)
+        num_needed = sum(1 for item in items if item.branching.needs_proposal())
+        return choose(candidates, self._num_rows(items, num_needed, fanout), fanout)
+
+    def _num_rows(self, items: list[_Item], num_needed: int, fanout: int) -> int:
+        """How many rows the next forward may have."""
+        limit = fanout * len(items)
+        shortest = self.times.seconds(max(num_needed, 1))
+        if shortest is None:
+            return max(num_needed, 1)
+        seconds = SLACK * shortest
+        if not num_needed:
+            # K forwards make a branch, one more makes the candidates behind the last draft.
+            num_forwards = 1 + (items[0].branching.k if self._model.is_stepwise else 1)
+            verify_s = min(item.session.outlook.verify_s for item in items)
+            seconds = max(seconds, verify_s / num_forwards)
+        return max(num_needed, self.times.most_rows(seconds, limit))
+
+    def _extend(self, items: list[_Item], chosen: list[tuple[int, Extension]]) -> float:
+        """Runs the forward; returns how long it took."""
+        started = self._clock()
+        paths = [Path(items[n].request, extension.branch.end) for n, extension in chosen]
+        rankings = self._model.extend(
+            paths,
+            num_tokens=max(extension.num_wanted for _, extension in chosen),
+            num_ranked=max(_max_branches(item) for item in items) + 1,
+            vocab_size=min(_vocab_size(item) for item in items),
+        )
+        ended = self._clock()
+        for (number, extension), found in zip(chosen, rankings, strict=True):
+            items[number].branching.take(extension, found)
+        self.times.add(len(chosen), ended - started)
+        if self._tracer.enabled:
+            num_trunks = sum(1 for _, extension in chosen if not extension.branch.outcome)
+            self._tracer.span(
+                "draft",
+                "draft" if num_trunks == len(chosen) else "branches",
+                started,
+                ended,
+                rows=len(chosen),
+                trunks=num_trunks,
+            )
+        return ended - started
+
+    def _propose(self, items: list[_Item], *, decline: bool = False) -> None:
+        """Sends the proposals that are due and ready; ``decline``: empty ones for all."""
+        by_link: dict[int, list[_Item]] = {}
+        for item in items:
+            if decline or (item.branching.due and item.branching.proposal is not None):
+                by_link.setdefault(id(item.link), []).append(item)
+        for group in by_link.values():
+            session = group[0].session
+            drafts = []
+            for item in group:
+                tokens = () if decline else item.branching.proposal
+                assert tokens is not None
+                drafts.append((item.handle, item.request, Draft(list(tokens))))
+                if decline:
+                    item.branching.decline()
+                else:
+                    item.branching.proposed()
+            group[0].link.send(session.proposal(drafts))
+            session.outlook.proposed_at = self._clock()
+
+    def _push(self, items: list[_Item], forward_s: float) -> None:
+        """Sends the branches that are finished; all, where the next forward would be too late."""
+        now = self._clock()
+        by_link: dict[int, tuple[Link, list[Branch]]] = {}
+        for item in items:
+            unfinished = now + forward_s >= item.session.outlook.ends_at
+            for branch in item.branching.unsent(unfinished=unfinished):
+                drafts = branch.drafts[: item.branching.k]
+                message = Branch(
+                    handle=item.handle,
+                    base_length=len(item.request.tokens),
+                    num_outcome=len(branch.outcome),
+                    tokens=[*branch.outcome, *drafts],
+                )
+                by_link.setdefault(id(item.link), (item.link, []))[1].append(message)
+                branch.num_sent = len(drafts)
+        for link, branches in by_link.values():
+            for start in range(0, len(branches), _MESSAGE_BRANCHES):
+                link.send(Branches(branches=branches[start : start + _MESSAGE_BRANCHES]))
+
+
+_MESSAGE_BRANCHES = min(4096, MAX_BATCH_REQUESTS)
+"""Branches of one message, so that it stays below what the verifier reads at a time."""
+
+
+def _max_branches(item: _Item) -> int:
+    assert item.session.welcome is not None
+    return item.session.welcome.max_branches
+
+
+def _vocab_size(item: _Item) -> int:
+    assert item.session.welcome is not None
+    return item.session.welcome.vocab_size
