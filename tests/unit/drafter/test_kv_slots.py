@@ -7,8 +7,20 @@ import torch
 
 from paceline.drafter.kv_slots import KVSlots
 
-CPU = torch.device("cpu")
 HEADS, SIZE = 2, 3
+
+
+def begin(
+    slots: KVSlots,
+    rows: list[int],
+    cells: torch.Tensor,
+    moves: list[tuple[int, int, int]] | None = None,
+) -> None:
+    """Begins a forward that may see all cells up to the highest that it writes."""
+    length = int(cells.max()) + 1
+    slots.reserve(length)
+    columns = torch.tensor(moves or [], dtype=torch.int64).view(-1, 3).T
+    slots.begin(rows, length, torch.tensor(rows), cells, columns)
 
 
 class Mirror:
@@ -24,7 +36,7 @@ class Mirror:
         """Writes ``num_new`` tokens to each slot from its start on, and compares what is read."""
         rows = sorted(starts)
         positions = torch.tensor([[starts[slot] + i for i in range(num_new)] for slot in rows])
-        self.slots.begin(rows, positions, CPU)
+        begin(self.slots, rows, positions)
         for layer in range(2):
             new = torch.empty(len(rows), HEADS, num_new, SIZE)
             for row, slot in enumerate(rows):
@@ -105,7 +117,7 @@ def test_the_capacity_grows_in_large_steps() -> None:
     slots.take()
     capacities = set()
     for position in range(2000):
-        slots.begin([0], torch.tensor([[position]]), CPU)
+        begin(slots, [0], torch.tensor([[position]]))
         slots.update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), 0)
         capacities.add(slots._keys[0].shape[2])
     assert len(capacities) < 8
