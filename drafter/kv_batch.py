@@ -71,7 +71,7 @@ class Batch:
         packed = torch.tensor(
             [number for part in parts for number in part], pin_memory=device.type == "cuda"
         )
-        there = packed.to(device, non_blocking=True).split([len(part) for part in parts])
+        there = torch.split(packed.to(device, non_blocking=True), [len(part) for part in parts])
         self.input_ids = there[0].view(shape)
         self.positions = there[1].view(shape)
         self.cells = there[2].view(shape)
@@ -90,7 +90,7 @@ class Batch:
 
 def _seen(feeds: Sequence[Feed], width: int, length: int, window: int | None) -> list[int]:
     """Returns where a mask [R, Q, L] is true for cells of trees."""
-    seen = []
+    seen: list[int] = []
     for row, feed in enumerate(feeds):
         for index, branch in enumerate(feed.branches, row * width):
             # One position a cell, the token's own last: a window is the end of the branch.

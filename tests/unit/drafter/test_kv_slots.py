@@ -121,3 +121,31 @@ def test_the_capacity_grows_in_large_steps() -> None:
         slots.update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), 0)
         capacities.add(slots._keys[0].shape[2])
     assert len(capacities) < 8
+
+
+def test_moves_come_first_and_all_at_once() -> None:
+    """A cell is read before it is written by another move, and only in its own slot."""
+    slots = KVSlots()
+    cells = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3]])
+    for slot in range(2):
+        assert slots.take() == slot
+    begin(slots, [0, 1], cells)
+    held = torch.tensor([[10.0, 11, 12, 13], [20, 21, 22, 23]]).view(2, 1, 4, 1)
+    slots.update(held, -held, 0)
+    begin(slots, [0, 1], torch.tensor([[3], [3]]), moves=[(0, 2, 1), (0, 3, 2), (1, 1, 0)])
+    new = torch.tensor([14.0, 24.0]).view(2, 1, 1, 1)
+    keys, values = slots.update(new, -new, 0)
+    assert keys.view(2, 4).tolist() == [[10, 12, 13, 14], [21, 21, 22, 24]]
+    assert torch.equal(values, -keys)
+
+
+def test_the_spare_cell_is_never_seen_and_lost_when_the_capacity_grows() -> None:
+    slots = KVSlots()
+    slots.take()
+    for length in (1, 200, 257, 900):
+        spare = slots.reserve(length)
+        assert spare >= length
+        cells = torch.tensor([[length - 1, spare]])
+        slots.begin([0], length, torch.tensor([0]), cells, torch.empty(3, 0))
+        keys, _ = slots.update(torch.ones(1, 1, 2, 1), torch.ones(1, 1, 2, 1), 0)
+        assert keys.shape[2] == length
