@@ -139,7 +139,7 @@ def test_moves_come_first_and_all_at_once() -> None:
     assert torch.equal(values, -keys)
 
 
-def test_the_spare_cell_is_never_seen_and_lost_when_the_capacity_grows() -> None:
+def test_the_spare_cell_is_never_seen() -> None:
     slots = KVSlots()
     slots.take()
     for length in (1, 200, 257, 900):
