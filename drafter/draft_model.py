@@ -18,8 +18,11 @@ import torch
 
 from paceline import models
 from paceline.drafter.config import DrafterConfig
+from paceline.drafter.kv_batch import Batch
 from paceline.drafter.kv_slots import KVSlots
-from paceline.drafter.model import Draft, DraftModel, DraftRequest
+from paceline.drafter.kv_tree import Feed, TokenTree
+from paceline.drafter.model import Draft, DraftModel, DraftRequest, Path, Ranking
+from paceline.drafter.ranking import rank
 from paceline.errors import EnvironmentError_, ModelError
 
 PREFILL_CHUNK = 256
@@ -28,29 +31,10 @@ PREFILL_CHUNK = 256
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one request: the cache holds the keys and values of ``tokens``."""
+    """Where one request's keys and values are."""
 
     slot: int
-    tokens: list[int] = field(default_factory=list)
-    num_checked: int = 0
-    """``tokens`` up to here are committed, hence right for good."""
-
-    def sync(self, committed: Sequence[int]) -> int:
-        """Drops drafts that were not committed; returns how many committed tokens are in."""
-        limit = min(len(self.tokens), len(committed))
-        while self.num_checked < limit and (
-            self.tokens[self.num_checked] == committed[self.num_checked]
-        ):
-            self.num_checked += 1
-        del self.tokens[self.num_checked :]
-        return self.num_checked
-
-    def pending(self, committed: Sequence[int]) -> list[int]:
-        """Returns the committed tokens to feed, never none: the last one yields the first draft."""
-        if self.sync(committed) == len(committed):
-            self.tokens.pop()
-            self.num_checked -= 1
-        return list(committed[self.num_checked :])
+    tree: TokenTree = field(default_factory=TokenTree)
 
 
 class CausalLMDrafter(DraftModel):
@@ -86,7 +70,7 @@ class CausalLMDrafter(DraftModel):
             model = AutoModelForCausalLM.from_pretrained(
                 self._resolved,
                 dtype=self._dtype,
-                # Takes the boolean masks that `_forward` makes; where a model has no such kernel,
+                # Takes the boolean masks of kv_batch.py; where a model has no such kernel,
                 # transformers says so.
                 attn_implementation="sdpa",
             )
@@ -126,77 +110,83 @@ class CausalLMDrafter(DraftModel):
             self._cache.give_back(state.slot)
 
     def is_ready(self, request: DraftRequest) -> bool:
-        known = self._states[request].sync(request.tokens)
+        known = self._states[request].tree.num_known(request.tokens)
         return len(request.tokens) - known <= PREFILL_CHUNK or self._is_too_long(request, 1)
 
+    @torch.inference_mode()
     def prepare(self, request: DraftRequest) -> None:
-        known = self._states[request].sync(request.tokens)
-        # The last token is left to `draft`, whose forward yields the first draft.
-        piece = request.tokens[known : min(known + PREFILL_CHUNK, len(request.tokens) - 1)]
-        if piece and not self._is_too_long(request, 0):
-            self._forward([request], [piece], want_logits=False)
+        state = self._states[request]
+        known = state.tree.num_known(request.tokens)
+        # The last token is left to the forward that yields the first draft.
+        end = min(known + PREFILL_CHUNK, len(request.tokens) - 1)
+        if known < end and not self._is_too_long(request, 0):
+            self._forward([state], [state.tree.feed(request.tokens[:end], [])])
 
     def draft(
         self, requests: Sequence[DraftRequest], num_tokens: int, vocab_size: int
     ) -> list[Draft]:
         drafts = {request: Draft([]) for request in requests}
-        # By slot, so that rows which are a range of slots need no copy of their cache.
-        rows = sorted(
-            (request for request in requests if not self._is_too_long(request, num_tokens)),
-            key=lambda request: self._states[request].slot,
-        )
-        pieces = [self._states[request].pending(request.tokens) for request in rows]
-        for _ in range(num_tokens if rows else 0):
-            logits = self._forward(rows, pieces, want_logits=True)[:, :vocab_size]  # [R, V]
-            best = logits.max(dim=-1)
-            confidence = (best.values - logits.logsumexp(dim=-1)).exp().clamp(0, 1)  # [R]
-            pieces = [[token] for token in best.indices.tolist()]
-            for request, piece, value in zip(rows, pieces, confidence.tolist(), strict=True):
-                drafts[request].tokens.extend(piece)
-                drafts[request].confidence.append(value)
+        fitting = [request for request in requests if not self._is_too_long(request, num_tokens)]
+        for _ in range(num_tokens if fitting else 0):
+            paths = [Path(request, tuple(drafts[request].tokens)) for request in fitting]
+            for path, ranking in zip(paths, self._rank(paths, 1, vocab_size), strict=True):
+                [(token, probability)] = ranking
+                drafts[path.request].tokens.append(token)
+                drafts[path.request].confidence.append(probability)
         return [drafts[request] for request in requests]
+
+    def extend(
+        self, paths: Sequence[Path], num_tokens: int, num_ranked: int, vocab_size: int
+    ) -> list[list[Ranking]]:
+        rankings: list[list[Ranking]] = [[] for _ in paths]
+        fitting = [
+            index
+            for index, path in enumerate(paths)
+            if not self._is_too_long(path.request, len(path.tokens) + 1)
+        ]
+        if fitting:
+            ranked = self._rank([paths[index] for index in fitting], num_ranked, vocab_size)
+            for index, ranking in zip(fitting, ranked, strict=True):
+                rankings[index] = [ranking]
+        return rankings
 
     def _is_too_long(self, request: DraftRequest, num_tokens: int) -> bool:
         return len(request.tokens) + num_tokens > self._max_length
 
     @torch.inference_mode()
-    def _forward(
-        self, requests: Sequence[DraftRequest], pieces: list[list[int]], want_logits: bool
-    ) -> torch.Tensor:
-        """Runs one forward over a piece [Q] of each request; returns logits [R, V] of its ends."""
+    def _rank(self, paths: Sequence[Path], num_ranked: int, vocab_size: int) -> list[Ranking]:
+        """Ranks what may follow each path, at least one, in one forward."""
+        indexes: dict[DraftRequest, list[int]] = {}
+        for index, path in enumerate(paths):
+            indexes.setdefault(path.request, []).append(index)
+        # By slot, so that rows which are a range of slots need no copy of their cache.
+        requests = sorted(indexes, key=lambda request: self._states[request].slot)
         states = [self._states[request] for request in requests]
-        sizes = torch.tensor([len(piece) for piece in pieces])  # [R]
-        width = int(sizes.max())  # Q
-        starts = torch.tensor([len(state.tokens) for state in states])  # [R]
-        # Rows are padded on the right: padding writes behind the row's end, where nothing is read.
-        input_ids = torch.tensor([p + [0] * (width - len(p)) for p in pieces])  # [R, Q]
-        positions = starts[:, None] + torch.arange(width)  # [R, Q]
-        self._cache.begin([state.slot for state in states], positions, self._device)
+        feeds = [
+            state.tree.feed(request.tokens, [paths[index].tokens for index in indexes[request]])
+            for request, state in zip(requests, states, strict=True)
+        ]
+        logits = self._model.get_output_embeddings()(self._forward(states, feeds))  # [P, V]
+        ranked = rank(logits, num_ranked, vocab_size)
+        order = [index for request in requests for index in indexes[request]]
+        by_index = dict(zip(order, ranked, strict=True))
+        return [by_index[index] for index in range(len(paths))]
+
+    def _forward(self, states: Sequence[_State], feeds: Sequence[Feed]) -> torch.Tensor:
+        """Runs one forward, the states ascending by slot; returns the paths' ends [P, hidden]."""
+        length = max(state.tree.num_cells for state in states)
+        slots = [state.slot for state in states]
+        spare = self._cache.reserve(length)
+        batch = Batch(feeds, slots, length, spare, self._windows, self._device)
+        self._cache.begin(slots, length, batch.slots, batch.cells, batch.moves)
         decoder = getattr(self._model, self._model.base_model_prefix)
+        masks = batch.masks
         hidden = decoder(
-            input_ids=input_ids.to(self._device),
-            # Padding may reach behind the last position that the model has; nobody reads it.
-            position_ids=positions.clamp(max=self._max_length - 1).to(self._device),
-            attention_mask=self._masks(positions),
+            input_ids=batch.input_ids,
+            position_ids=batch.positions,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             past_key_values=self._cache,
             use_cache=True,
         ).last_hidden_state  # [R, Q, hidden]
-        for state, piece in zip(states, pieces, strict=True):
-            state.tokens.extend(piece)
-        if not want_logits:
-            return torch.empty(0)
-        ends = hidden[torch.arange(len(pieces)), sizes - 1]  # [R, hidden]
-        logits: torch.Tensor = self._model.get_output_embeddings()(ends).float()
-        return logits
-
-    def _masks(self, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Returns what each query [R, Q] may see, [R, 1, Q, L]; per kind of layer if it has two."""
-        queries = positions[:, None, :, None]  # [R, 1, Q, 1]
-        keys = torch.arange(int(positions.max()) + 1)  # [L]
-        masks = {}
-        for kind, window in self._windows.items():
-            mask = keys <= queries
-            if window is not None:
-                mask &= keys > queries - window
-            masks[kind] = mask.to(self._device)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        ends: torch.Tensor = hidden.flatten(0, 1).index_select(0, batch.ends)
+        return ends

@@ -1,21 +1,22 @@
 """The KV cache of a draft model: one slot a request, any slots in one forward.
 
-Rows of a forward have their own lengths, so each row writes at its own positions and a mask keeps
-it to its own past. Taking a request back to a shorter length costs nothing: what lies behind the
-length is overwritten before it is read.
+A slot is a row of cells. Which token lies in which cell is said by whoever runs the forward
+(kv_tree.py), and a mask keeps each token to what it may see; to this file cells are numbers. Taking
+something out costs nothing: a cell is overwritten before it is seen again.
 
 Shape legend: S slots, R rows of a forward, Q new tokens per row, H key/value heads, C capacity in
-tokens, D head size.
+cells, L cells that a forward may see, D head size, M moves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 _GROWTH = 256
-"""Tokens by which the capacity grows at least, so that growing stays rare."""
+"""Cells by which the capacity grows at least, so that growing stays rare."""
 
 
 class KVSlots:
@@ -27,9 +28,10 @@ class KVSlots:
         self._num_slots = 0
         self._capacity = 0
         self._free: list[int] = []
-        self._slots: list[int] = []  # [R], ascending
+        self._slots: Sequence[int] = []  # [R], ascending
         self._rows = torch.empty(0)  # the same on the device
-        self._positions = torch.empty(0)  # [R, Q]
+        self._cells = torch.empty(0)  # [R, Q]
+        self._moves = torch.empty(3, 0)  # [3, M]
         self._length = 0
 
     def take(self) -> int:
@@ -45,14 +47,31 @@ class KVSlots:
         """Frees ``slot``."""
         self._free.append(slot)
 
-    def begin(self, slots: list[int], positions: torch.Tensor, device: torch.device) -> None:
-        """Names the slots [R], ascending, and positions [R, Q] that the next forward writes."""
-        self._slots = slots
-        self._rows = torch.tensor(slots, device=device)
-        self._positions = positions.to(device)
-        self._length = int(positions.max()) + 1
-        if self._length > self._capacity:
-            self._capacity = self._length + max(_GROWTH, self._length // 2)
+    def reserve(self, length: int) -> int:
+        """Makes room for cells below ``length``; returns a spare cell behind them."""
+        if length >= self._capacity:
+            self._capacity = length + max(_GROWTH, length // 2)
+        return self._capacity - 1
+
+    def begin(
+        self,
+        slots: Sequence[int],
+        length: int,
+        rows: torch.Tensor,
+        cells: torch.Tensor,
+        moves: torch.Tensor,
+    ) -> None:
+        """Says what the next forward does, in this order, in each layer.
+
+        Args:
+            slots: [R], ascending: those of the forward's rows.
+            length: L: the rows see the cells below it, for which there is room.
+            rows: ``slots`` on the device.
+            cells: [R, Q] that are written.
+            moves: [3, M], slots, cells from and cells to: what is copied first, all at once.
+        """
+        self._slots, self._length = slots, length
+        self._rows, self._cells, self._moves = rows, cells, moves
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -72,13 +91,16 @@ class KVSlots:
             grown = new.new_zeros(self._num_slots, new.shape[1], self._capacity, new.shape[3])
             grown[: held.shape[0], :, : held.shape[2]] = held
             held = store[layer] = grown
-        # The two index tensors stand around a slice, so their dimensions come first: [R, Q, H, D].
-        held[self._rows[:, None], :, self._positions] = new.transpose(1, 2)
+        # Two index tensors stand around a slice, so their dimensions come first.
+        if self._moves.shape[1]:
+            slots, before, after = self._moves
+            held[slots, :, after] = held[slots, :, before]  # [M, H, D]
+        held[self._rows[:, None], :, self._cells] = new.transpose(1, 2)  # [R, Q, H, D]
         first, last = self._slots[0], self._slots[-1]
         if last - first + 1 == len(self._slots):  # a range of slots: a view will do
             return held[first : last + 1, :, : self._length]
         return held[self._rows, :, : self._length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens that the present forward may see; transformers asks for it."""
+        """Cells that the present forward may see; transformers asks for it."""
         return self._length

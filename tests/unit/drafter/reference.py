@@ -47,6 +47,13 @@ class Greedy:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.inference_mode()
+    def probabilities(self, text: Sequence[int], vocab_size: int) -> torch.Tensor:
+        """Returns those of the tokens below ``vocab_size`` behind ``text``, [V]."""
+        logits: torch.Tensor = self._model(
+            input_ids=torch.tensor([list(text)]), use_cache=False
+        ).logits
+        return logits[0, -1, :vocab_size].softmax(-1)
+
     def continuation(
         self, text: Sequence[int], num_tokens: int, vocab_size: int
     ) -> tuple[list[int], list[float]]:
@@ -54,9 +61,7 @@ class Greedy:
         tokens: list[int] = []
         confidence: list[float] = []
         for _ in range(num_tokens):
-            ids = torch.tensor([[*text, *tokens]])
-            logits = self._model(input_ids=ids, use_cache=False).logits[0, -1, :vocab_size]
-            probabilities = logits.softmax(-1)
+            probabilities = self.probabilities([*text, *tokens], vocab_size)
             tokens.append(int(probabilities.argmax()))
             confidence.append(float(probabilities.max()))
         return tokens, confidence

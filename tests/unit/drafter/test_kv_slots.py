@@ -7,8 +7,20 @@ import torch
 
 from paceline.drafter.kv_slots import KVSlots
 
-CPU = torch.device("cpu")
 HEADS, SIZE = 2, 3
+
+
+def begin(
+    slots: KVSlots,
+    rows: list[int],
+    cells: torch.Tensor,
+    moves: list[tuple[int, int, int]] | None = None,
+) -> None:
+    """Begins a forward that may see all cells up to the highest that it writes."""
+    length = int(cells.max()) + 1
+    slots.reserve(length)
+    columns = torch.tensor(moves or [], dtype=torch.int64).view(-1, 3).T
+    slots.begin(rows, length, torch.tensor(rows), cells, columns)
 
 
 class Mirror:
@@ -24,7 +36,7 @@ class Mirror:
         """Writes ``num_new`` tokens to each slot from its start on, and compares what is read."""
         rows = sorted(starts)
         positions = torch.tensor([[starts[slot] + i for i in range(num_new)] for slot in rows])
-        self.slots.begin(rows, positions, CPU)
+        begin(self.slots, rows, positions)
         for layer in range(2):
             new = torch.empty(len(rows), HEADS, num_new, SIZE)
             for row, slot in enumerate(rows):
@@ -105,7 +117,35 @@ def test_the_capacity_grows_in_large_steps() -> None:
     slots.take()
     capacities = set()
     for position in range(2000):
-        slots.begin([0], torch.tensor([[position]]), CPU)
+        begin(slots, [0], torch.tensor([[position]]))
         slots.update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), 0)
         capacities.add(slots._keys[0].shape[2])
     assert len(capacities) < 8
+
+
+def test_moves_come_first_and_all_at_once() -> None:
+    """A cell is read before it is written by another move, and only in its own slot."""
+    slots = KVSlots()
+    cells = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3]])
+    for slot in range(2):
+        assert slots.take() == slot
+    begin(slots, [0, 1], cells)
+    held = torch.tensor([[10.0, 11, 12, 13], [20, 21, 22, 23]]).view(2, 1, 4, 1)
+    slots.update(held, -held, 0)
+    begin(slots, [0, 1], torch.tensor([[3], [3]]), moves=[(0, 2, 1), (0, 3, 2), (1, 1, 0)])
+    new = torch.tensor([14.0, 24.0]).view(2, 1, 1, 1)
+    keys, values = slots.update(new, -new, 0)
+    assert keys.view(2, 4).tolist() == [[10, 12, 13, 14], [21, 21, 22, 24]]
+    assert torch.equal(values, -keys)
+
+
+def test_the_spare_cell_is_never_seen() -> None:
+    slots = KVSlots()
+    slots.take()
+    for length in (1, 200, 257, 900):
+        spare = slots.reserve(length)
+        assert spare >= length
+        cells = torch.tensor([[length - 1, spare]])
+        slots.begin([0], length, torch.tensor([0]), cells, torch.empty(3, 0))
+        keys, _ = slots.update(torch.ones(1, 1, 2, 1), torch.ones(1, 1, 2, 1), 0)
+        assert keys.shape[2] == length
