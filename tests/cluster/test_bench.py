@@ -77,7 +77,8 @@ def test_three_systems_take_turns(paceline: Callable[..., Finished], tmp_path: P
         *("--systems", "plain,vllm:ngram,paceline:ngram", "--num-speculative-tokens", "2"),
         *("--num-prompts", "9", "--max-tokens", str(MAX_TOKENS), "--repeats", "2"),
     )
-    done = paceline(*arguments, timeout=580)
+    trace = output / "trace.json"
+    done = paceline(*arguments, "--trace", str(trace), timeout=580)
     assert done.code == 1, done.err
     assert "the workload has 3 prompts, not 9" in done.err
     assert "6 of 6 measurements" in done.err
@@ -98,6 +99,20 @@ def test_three_systems_take_turns(paceline: Callable[..., Finished], tmp_path: P
     assert (vllm["mode"], vllm["exposed_wait_ms"]) == (None, None)
     check_drafted(ours)
     assert ours["mode"] == "lockstep" and ours["exposed_wait_ms"] >= 0
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == [
+        *("verifier paceline:ngram@lockstep K=2 float32",),
+        *("drafter ngram for paceline:ngram@lockstep K=2 float32",),
+    ]
+    # Nothing of the warm-up: each pass is one of a request's rounds, or takes in its prompt.
+    num_rounds = sum(
+        request["counts"]["rounds"] + 1
+        for line in (output / "measurements.jsonl").read_text(encoding="utf-8").splitlines()
+        if (one := json.loads(line))["contender"].startswith("paceline")
+        for request in one["requests"]
+        if request["error"] is None
+    )
+    assert sum(1 for e in events if e["name"] == "verify") == num_rounds
     measured = (output / "measurements.jsonl").read_bytes()
     assert len(measured.splitlines()) == 6
 
