@@ -50,6 +50,8 @@ class AnswerFile:
         """
         self._read_if_changed()
         for length in self._lengths:
+            if length > len(tokens):
+                continue
             answer = self._answers.get(tuple(tokens[:length]))
             if answer is not None and answer[: len(tokens) - length] == tokens[length:]:
                 return length, answer

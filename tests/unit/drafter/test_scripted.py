@@ -142,6 +142,7 @@ def test_the_longest_prompt_is_the_prompt(tmp_path: Path) -> None:
     model = drafter(path, scripted_accuracy=1.0)
     assert model.ranking(opened(model, [1, 2]), [], 1, VOCAB) == [9]
     assert model.ranking(opened(model, [1, 2, 3]), [], 1, VOCAB) == [4]
+    assert model.ranking(opened(model, [1]), [], 1, VOCAB) == [2]
 
 
 def test_draws_depend_on_seed_prompt_and_position_and_on_nothing_else(path: Path) -> None:
