@@ -138,7 +138,8 @@ def test_what_was_opened_with_its_output_goes_on_the_same(path: Path) -> None:
 def test_the_longest_prompt_is_the_prompt(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     short = Answer(prompt_ids=[1], token_ids=[2, 3, 4])
-    write_answers(path, [short, Answer(prompt_ids=[1, 2], token_ids=[9, 9])])
+    others = [Answer(prompt_ids=p, token_ids=[9, 9]) for p in ([1, 2], [3] * 9)]
+    write_answers(path, [short, *others])
     model = drafter(path, scripted_accuracy=1.0)
     assert model.ranking(opened(model, [1, 2]), [], 1, VOCAB) == [9]
     assert model.ranking(opened(model, [1, 2, 3]), [], 1, VOCAB) == [4]
