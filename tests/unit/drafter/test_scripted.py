@@ -126,6 +126,16 @@ def test_with_an_accuracy_of_one_the_answer_is_drafted_to_its_end(path: Path) ->
     assert tokens[:2] == answer[-2:] and len(tokens) == 4
 
 
+def test_committed_text_that_has_left_the_answer_is_not_followed(path: Path) -> None:
+    model = drafter(path, scripted_accuracy=1.0)
+    followed = 0
+    for prompt in PROMPTS:
+        answer = answer_of(prompt)
+        request = opened(model, prompt, *answer[:3], (answer[3] + 1) % VOCAB)
+        followed += model.ranking(request, [], 1, VOCAB) == [answer[4]]
+    assert followed <= 5, "one in a hundred is right by chance"
+
+
 def test_what_was_opened_with_its_output_goes_on_the_same(path: Path) -> None:
     answer = answer_of(PROMPTS[2])
     model = drafter(path)
