@@ -105,18 +105,16 @@ class Store:
         with contextlib.ExitStack() as stack:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                store._acquire()
-                stack.callback(store.close)
-                # What a start leaves that failed before it measured anything.
-                if {path.name for path in folder.iterdir()} <= {LOCK_FILE, ANSWERS_FILE}:
-                    pass
-                elif resume:
+                if (folder / RUN_FILE).exists() or not store._is_used():
+                    store._acquire()  # in a folder of something else nothing is left
+                    stack.callback(store.close)
+                if store._is_used():
+                    if not resume:
+                        raise ConfigError(
+                            f"the output {folder} exists and is not empty; name another folder, or "
+                            "add --resume to go on with what is in it"
+                        )
                     store._take_up()
-                else:
-                    raise ConfigError(
-                        f"the output {folder} exists and is not empty; name another folder, or add "
-                        "--resume to go on with what is in it"
-                    )
             except OSError as error:
                 reason = (error.strerror or "").lower()
                 raise ConfigError(f"the output {folder} cannot be written: {reason}") from error
@@ -171,6 +169,10 @@ class Store:
         """Writes ``results.json``, whole or not at all."""
         text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
         _write(self._folder / RESULTS_FILE, text.encode())
+
+    def _is_used(self) -> bool:
+        """Whether there is more than a start leaves that failed before it measured anything."""
+        return not {path.name for path in self._folder.iterdir()} <= {LOCK_FILE, ANSWERS_FILE}
 
     def _acquire(self) -> None:
         lock = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)

@@ -13,6 +13,7 @@ from paceline.bench.sides import bench_target, colocated_config, side
 from paceline.bench.systems import System
 from paceline.drafter.config import DrafterConfig
 from paceline.errors import ConfigError
+from paceline.scheduler.config import SpeculationConfig
 from paceline.verifier.config import TargetConfig
 from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, config
 
@@ -89,7 +90,7 @@ def test_vllms_draft_model_has_the_targets_dtype() -> None:
 
 def test_a_scripted_drafter_reads_the_answers_of_this_run() -> None:
     drafter = DrafterConfig(name="s", method="scripted", scripted_answers="another.jsonl")
-    system = System(kind="paceline", drafter="s", mode="lockstep")
+    system = System(kind="paceline", drafter="s", mode=SpeculationConfig().mode)
     contender = Contender(system=system, dtype="float32", num_speculative_tokens=3)
     [made] = side(contender, config(drafter), ANSWERS).drafters
     assert made.scripted_answers == str(ANSWERS)

@@ -116,6 +116,9 @@ def test_a_folder_of_something_else_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="holds no run that could be resumed"):
         Store.open(tmp_path, a_run(), resume=True)
+    with pytest.raises(ConfigError, match="is not empty"):
+        Store.open(tmp_path, a_run(), resume=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"], "left as it was"
 
 
 @pytest.mark.parametrize(

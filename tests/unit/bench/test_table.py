@@ -46,6 +46,6 @@ def test_what_is_simulated_is_marked_and_a_note_says_what_that_means() -> None:
         cell(NGRAM_CONTENDER, LOAD, "scripted", MEASURED),
     ]
     _, plain, scripted, note = table(cells).splitlines()
-    assert scripted.startswith("paceline:ngram@lockstep (simulated)  ")
+    assert scripted.startswith(f"{NGRAM_CONTENDER.system} (simulated)  ")
     assert "simulated" not in plain
     assert note == SIMULATED and "scripted_accuracy" in note
