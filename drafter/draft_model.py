@@ -21,9 +21,10 @@ from paceline.drafter.config import DrafterConfig
 from paceline.drafter.kv_batch import Batch
 from paceline.drafter.kv_slots import KVSlots
 from paceline.drafter.kv_tree import Feed, TokenTree
-from paceline.drafter.model import Draft, DraftModel, DraftRequest, Path, Ranking
+from paceline.drafter.model import Draft, DraftModel, DraftRequest, Path
 from paceline.drafter.ranking import rank
 from paceline.errors import EnvironmentError_, ModelError
+from paceline.scheduler.branching import Ranking
 
 PREFILL_CHUNK = 256
 """Tokens per prefill forward, so that a long prompt does not keep other requests waiting."""

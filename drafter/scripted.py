@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.drafter.config import DrafterConfig
-from paceline.drafter.model import Draft, DraftModel, DraftRequest, Path, Ranking
+from paceline.drafter.model import Draft, DraftModel, DraftRequest, Path
 from paceline.drafter.scripted_answers import AnswerFile
 from paceline.errors import ConfigError
+from paceline.scheduler.branching import Ranking
 
 
 @dataclass(frozen=True, slots=True)
