@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.drafter.model import Ranking
+from paceline.scheduler.branching import Ranking
 
 
 def rank(logits: torch.Tensor, num_ranked: int, vocab_size: int) -> list[Ranking]:

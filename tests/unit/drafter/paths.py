@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from paceline.drafter.draft_model import CausalLMDrafter
-from paceline.drafter.model import DraftRequest, Path, Ranking
+from paceline.drafter.model import DraftRequest, Path
+from paceline.scheduler.branching import Ranking
 from tests.unit.drafter.kinds import VOCAB
 from tests.unit.drafter.reference import Greedy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.drafter.model import Ranking
 from paceline.drafter.ranking import rank
+from paceline.scheduler.branching import Ranking
 
 
 def assert_ranking(ranking: Ranking, expected: Ranking) -> None:
