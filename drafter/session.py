@@ -127,7 +127,8 @@ class Session:
                     confidence=draft.confidence,
                 )
             )
-        spent = min(self.clock() - self.outlook.committed_at, MAX_SECONDS)
+        committed_at = self.outlook.committed_at
+        spent = min(self.clock() - committed_at, MAX_SECONDS) if committed_at else 0.0
         return Proposal(proposals=proposals, spent_s=spent)
 
     def _open(self, message: Open) -> None:

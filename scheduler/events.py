@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.messages import MAX_SPECULATIVE_TOKENS
-
 Tokens = tuple[int, ...]
 
 
@@ -20,7 +18,7 @@ class DrafterJoined(_Record, frozen=True, kw_only=True):
     """Name, unique among the drafters that are here."""
     method: str
     max_requests: int
-    num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS
+    num_speculative_tokens: int
     """K: of a longer continuation only so many tokens are used."""
 
 

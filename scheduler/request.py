@@ -102,7 +102,7 @@ class RequestState:
             asked_at = time if length == base_length else None
         return None if asked_at is None else now - asked_at
 
-    def commit(self, tokens: Tokens, now: float) -> None:
+    def commit(self, tokens: Tokens, now: float, *, count_hits: bool) -> None:
         """Appends what a pass committed; a proposal is due unless it is at hand already."""
         cause = self.continuations.why_missed(tokens)
         is_round = bool(self.output_ids)
@@ -114,7 +114,7 @@ class RequestState:
         self.was_hit = bool(self.continuations)
         if self.drafter is None:
             return
-        if is_round:
+        if is_round and count_hits:
             if self.was_hit:
                 self.counters.hits += 1
             else:

@@ -175,7 +175,7 @@ class PipelineState:
             return []
         base_length = request.length
         self._count(request, event.num_drafted, event.num_accepted, len(event.tokens))
-        request.commit(event.tokens, event.now)
+        request.commit(event.tokens, event.now, count_hits=self._pipelined)
         if request.drafter is None:
             return self._assign(request)
         return [

@@ -6,8 +6,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from paceline.messages import (
+    MAX_BRANCHES,
+    MAX_SECONDS,
     MAX_SEQUENCE_TOKENS,
     MAX_SPECULATIVE_TOKENS,
+    Branch,
+    Branches,
     Close,
     Commit,
     Committed,
@@ -35,12 +39,15 @@ k = st.integers(1, MAX_SPECULATIVE_TOKENS)
 counts = st.integers(0, (1 << 63) - 1)
 finite = st.floats(allow_nan=False)
 probabilities = st.floats(0.0, 1.0)
+seconds = st.floats(0.0, MAX_SECONDS)
 
 committed = st.builds(
     Committed,
     handle=handles,
     base_length=lengths,
     num_accepted=st.integers(0, MAX_SPECULATIVE_TOKENS),
+    num_drafted=st.integers(0, MAX_SPECULATIVE_TOKENS),
+    num_ready=st.integers(0, MAX_SPECULATIVE_TOKENS),
     tokens=st.lists(token_ids, min_size=1, max_size=20),
 )
 
@@ -56,6 +63,20 @@ def proposed(draw: st.DrawFn) -> Proposed:
         base_length=draw(lengths),
         tokens=chosen,
         confidence=draw(st.lists(probabilities, min_size=size, max_size=size)),
+    )
+
+
+@st.composite
+def branch(draw: st.DrawFn) -> Branch:
+    """An outcome and one to ``MAX_SPECULATIVE_TOKENS`` drafts behind it."""
+    num_outcome = draw(st.integers(1, MAX_SPECULATIVE_TOKENS + 1))
+    size = num_outcome + draw(st.integers(1, MAX_SPECULATIVE_TOKENS))
+    size = min(size, 2 * MAX_SPECULATIVE_TOKENS + 1)
+    return Branch(
+        handle=draw(handles),
+        base_length=draw(lengths),
+        num_outcome=num_outcome,
+        tokens=draw(st.lists(token_ids, min_size=size, max_size=size)),
     )
 
 
@@ -83,6 +104,7 @@ by_type: dict[type[Message], SearchStrategy[Message]] = {
         num_speculative_tokens=k,
         max_model_len=lengths,
         data_parallel_rank=st.integers(0, 1 << 20),
+        max_branches=st.integers(0, MAX_BRANCHES),
     ),
     Refuse: st.builds(Refuse, reason=texts),
     Ping: st.builds(Ping, incarnation=handles, num_requests=counts),
@@ -96,8 +118,9 @@ by_type: dict[type[Message], SearchStrategy[Message]] = {
         num_computed_tokens=lengths,
         sampling=st.builds(Sampling, temperature=finite, top_k=counts, top_p=finite),
     ),
-    Commit: st.builds(Commit, commits=st.lists(committed, max_size=5)),
-    Proposal: st.builds(Proposal, proposals=st.lists(proposed(), max_size=5)),
+    Commit: st.builds(Commit, commits=st.lists(committed, max_size=5), verify_s=seconds),
+    Proposal: st.builds(Proposal, proposals=st.lists(proposed(), max_size=5), spent_s=seconds),
+    Branches: st.builds(Branches, branches=st.lists(branch(), max_size=5)),
     Reopen: st.builds(Reopen, handles=st.lists(handles, max_size=9)),
     Close: st.builds(Close, handles=st.lists(handles, max_size=9)),
 }

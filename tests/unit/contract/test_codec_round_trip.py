@@ -48,6 +48,7 @@ def test_type_numbers_are_the_ones_that_older_peers_know() -> None:
         "Proposal",
         "Reopen",
         "Close",
+        "Branches",
     ]
 
 

@@ -38,9 +38,14 @@ class Story:
     def request(self, handle: int = 1) -> RequestState:
         return self.state.requests[handle]
 
-    def join(self, drafter: str = "d", max_requests: int = 8) -> list[Command]:
+    def join(self, drafter: str = "d", max_requests: int = 8, k: int = 4) -> list[Command]:
         return self._handle(
-            DrafterJoined(drafter=drafter, method=f"method-{drafter}", max_requests=max_requests)
+            DrafterJoined(
+                drafter=drafter,
+                method=f"method-{drafter}",
+                max_requests=max_requests,
+                num_speculative_tokens=k,
+            )
         )
 
     def lose(self, drafter: str = "d") -> list[Command]:

@@ -96,7 +96,10 @@ class Control:
         send_soon(dealer, greeting)
         assert isinstance(next_message(dealer), Welcome)
         assert self.event() == DrafterJoined(
-            drafter=greeting.drafter, method=greeting.method, max_requests=greeting.max_requests
+            drafter=greeting.drafter,
+            method=greeting.method,
+            max_requests=greeting.max_requests,
+            num_speculative_tokens=greeting.num_speculative_tokens,
         )
         return dealer
 

@@ -71,7 +71,12 @@ class Rig:
 
     def join(self, drafter: str = "d", max_requests: int = 8) -> None:
         self.control.events.append(
-            DrafterJoined(drafter=drafter, method="ngram", max_requests=max_requests)
+            DrafterJoined(
+                drafter=drafter,
+                method="ngram",
+                max_requests=max_requests,
+                num_speculative_tokens=4,
+            )
         )
         self.pipeline.step([], prefill_ready=True)
 

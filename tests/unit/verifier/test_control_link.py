@@ -23,7 +23,9 @@ def test_a_drafter_is_welcomed_with_what_it_needs_to_know(control: Control) -> N
     welcome = next_message(dealer)
     assert isinstance(welcome, Welcome)
     assert (welcome.incarnation, welcome.vocab_size, welcome.num_speculative_tokens) == (9, 1000, 4)
-    assert control.event() == DrafterJoined(drafter="x", method="ngram", max_requests=3)
+    assert control.event() == DrafterJoined(
+        drafter="x", method="ngram", max_requests=3, num_speculative_tokens=4
+    )
 
 
 def test_a_drafter_that_does_not_fit_is_refused_and_not_announced(control: Control) -> None:

@@ -18,9 +18,15 @@ def opening(handle: int, *output: int) -> Open:
     )
 
 
-def committed(handle: int, base_length: int, *tokens: int, num_accepted: int = 0) -> Committed:
+def committed(
+    handle: int, base_length: int, *tokens: int, num_drafted: int = 0, num_accepted: int = 0
+) -> Committed:
     return Committed(
-        handle=handle, base_length=base_length, num_accepted=num_accepted, tokens=list(tokens)
+        handle=handle,
+        base_length=base_length,
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        tokens=list(tokens),
     )
 
 
@@ -82,12 +88,12 @@ def test_the_commits_of_a_pass_go_out_in_one_message_a_drafter() -> None:
             "d",
             Commit(
                 commits=[
-                    committed(1, 3, 50, 51, num_accepted=1),
-                    committed(3, 3, 50, 51, num_accepted=1),
+                    committed(1, 3, 50, 51, num_drafted=2, num_accepted=1),
+                    committed(3, 3, 50, 51, num_drafted=2, num_accepted=1),
                 ]
             ),
         ),
-        ("e", Commit(commits=[committed(2, 3, 50, 51, num_accepted=1)])),
+        ("e", Commit(commits=[committed(2, 3, 50, 51, num_drafted=2, num_accepted=1)])),
     ]
     rig.pipeline.flush()
     assert rig.sent() == [], "a commit goes out once"
