@@ -1,9 +1,9 @@
 """Which cells of a cache slot hold which tokens: a text, and the tree of what may follow it.
 
 The text lies in order: the token at position p in cell p. Behind it lie the tree's tokens, one cell
-each without a gap, in the order in which they came; their positions follow from their depth. So
-paths share the cells of what they have in common, a commit along a branch moves a few cells, and
-what contradicts the text is gone by not being mentioned any more.
+each without a gap; their positions follow from their depth. So paths share the cells of what they
+have in common, a commit along a branch moves a few cells, and what contradicts the text is gone by
+not being mentioned any more.
 
 Pure bookkeeping: what is decided here is done by kv_slots.py.
 """
@@ -129,14 +129,11 @@ class TokenTree:
         return matched
 
     def _descendants(self) -> list[_Node]:
-        """Returns all nodes under the root, by cell."""
-        nodes: list[_Node] = []
-        waiting = [self._root]
-        while waiting:
-            children = waiting.pop().children.values()
-            nodes.extend(children)
-            waiting.extend(children)
-        return sorted(nodes, key=lambda node: node.cell)
+        """Returns all nodes under the root, the nearest first: mostly as they came already."""
+        nodes = list(self._root.children.values())
+        for node in nodes:
+            nodes.extend(node.children.values())  # which the loop comes to in turn
+        return nodes
 
     def _walk(self, path: Sequence[int]) -> list[_Node]:
         """Returns the nodes along ``path``, and makes those that are missing."""

@@ -132,10 +132,10 @@ def test_moves_come_first_and_all_at_once() -> None:
     begin(slots, [0, 1], cells)
     held = torch.tensor([[10.0, 11, 12, 13], [20, 21, 22, 23]]).view(2, 1, 4, 1)
     slots.update(held, -held, 0)
-    begin(slots, [0, 1], torch.tensor([[3], [3]]), moves=[(0, 2, 1), (0, 3, 2), (1, 1, 0)])
+    begin(slots, [0, 1], torch.tensor([[3], [3]]), moves=[(0, 2, 1), (0, 1, 2), (1, 1, 0)])
     new = torch.tensor([14.0, 24.0]).view(2, 1, 1, 1)
     keys, values = slots.update(new, -new, 0)
-    assert keys.view(2, 4).tolist() == [[10, 12, 13, 14], [21, 21, 22, 24]]
+    assert keys.view(2, 4).tolist() == [[10, 12, 11, 14], [21, 21, 22, 24]]
     assert torch.equal(values, -keys)
 
 
