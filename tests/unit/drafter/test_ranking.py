@@ -48,3 +48,12 @@ def test_a_probability_lies_between_0_and_1() -> None:
     [ranking] = rank(torch.tensor([[200.0, -200.0, 0.0]]), 3, 3)
     assert all(0 <= value <= 1 for _, value in ranking)
     assert ranking[0] == (0, 1.0)
+
+
+def test_each_of_many_rows_is_ranked_in_its_place() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(11, 50)
+    best = logits.softmax(-1).topk(3)
+    for row, ranking in enumerate(rank(logits, 3, 50)):
+        expected = zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)
+        assert_ranking(ranking, list(expected))
