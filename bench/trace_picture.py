@@ -34,8 +34,10 @@ COLOURS = {
     "wait": "#e4e4e4",
     "schedule": "#9a8fd1",
     "update": "#c3b7ea",
+    "send": "#2f6f6f",
+    "receive": "#5fb3b3",
 }
-OTHERS = ("#d98aa5", "#5fb3b3", "#b5bd4c", "#a0a0a0")
+OTHERS = ("#d98aa5", "#b5bd4c", "#8fb0c9", "#a0a0a0")
 """Of names that are not in ``COLOURS``, in turns."""
 
 
