@@ -207,7 +207,8 @@ text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: #333 }
 .process { font-weight: 600; font-size: 12px; paint-order: stroke; stroke: #fff; stroke-width: 3 }
 .track, .tick { fill: #777 } .track { text-anchor: end } .tick, .in { text-anchor: middle }
 .in { fill: #fff } .in.dark { fill: #555 }
-.ground, .grid { stroke: #eee } .arrow { stroke: #555; fill: none; marker-end: url(#head) }
+.ground, .grid { stroke: #eee }
+.arrow { stroke: #555; stroke-width: 0.8; fill: none; marker-end: url(#head) }
 </style>
 <marker id="head" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6"
 orient="auto"><path d="M0 0L6 3L0 6Z" fill="#555"/></marker>"""
