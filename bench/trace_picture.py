@@ -34,8 +34,10 @@ COLOURS = {
     "wait": "#e4e4e4",
     "schedule": "#9a8fd1",
     "update": "#c3b7ea",
+    "send": "#2f6f6f",
+    "receive": "#5fb3b3",
 }
-OTHERS = ("#d98aa5", "#5fb3b3", "#b5bd4c", "#a0a0a0")
+OTHERS = ("#d98aa5", "#b5bd4c", "#8fb0c9", "#a0a0a0")
 """Of names that are not in ``COLOURS``, in turns."""
 
 
@@ -205,7 +207,8 @@ text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: #333 }
 .process { font-weight: 600; font-size: 12px; paint-order: stroke; stroke: #fff; stroke-width: 3 }
 .track, .tick { fill: #777 } .track { text-anchor: end } .tick, .in { text-anchor: middle }
 .in { fill: #fff } .in.dark { fill: #555 }
-.ground, .grid { stroke: #eee } .arrow { stroke: #555; fill: none; marker-end: url(#head) }
+.ground, .grid { stroke: #eee }
+.arrow { stroke: #555; stroke-width: 0.8; fill: none; marker-end: url(#head) }
 </style>
 <marker id="head" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6"
 orient="auto"><path d="M0 0L6 3L0 6Z" fill="#555"/></marker>"""

@@ -65,7 +65,13 @@ class DraftService:
             links = [
                 (
                     stack.enter_context(
-                        Dealer(address, self._transport.high_water_mark, self._keys, identity)
+                        Dealer(
+                            address,
+                            self._transport.high_water_mark,
+                            self._keys,
+                            identity,
+                            self._tracer,
+                        )
                     ),
                     Session(
                         hello=self._hello,

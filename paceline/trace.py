@@ -168,7 +168,7 @@ def flow_id(drafter: str, handle: int, base_length: int, kind: str) -> str:
     """Returns the id that both ends of an arrow work out for themselves.
 
     Args:
-        drafter: Its name, without incarnation.
+        drafter: A name of it that both ends know.
         handle: Of the request; unique within one verifier, and so is the id.
         base_length: Of the message.
         kind: Of the message: "commit", "proposal", …

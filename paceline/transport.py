@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,9 @@ import zmq.auth.thread
 from paceline.codec import decode, encode
 from paceline.config import Config
 from paceline.errors import ConfigError, EnvironmentError_, PeerGoneError, ProtocolError
+from paceline.message_trace import trace_message
 from paceline.messages import Message
+from paceline.trace import DISABLED, Tracer
 
 MAX_MESSAGE_BYTES = 16 << 20
 """A longer frame closes its connection before it is read into memory. The longest is an Open: five
@@ -214,12 +217,19 @@ class _Endpoint:
 class Router(_Endpoint):
     """The verifier's end: bound to one address, speaks with many drafters."""
 
-    def __init__(self, address: str, high_water_mark: int, keys: CurveKeys | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        high_water_mark: int,
+        keys: CurveKeys | None,
+        tracer: Tracer = DISABLED,
+    ) -> None:
         if address.startswith("ipc://") and _is_served(address.removeprefix("ipc://")):
             raise ConfigError(
                 f"transport.control is {address}, which another process serves; choose another path"
             )
         super().__init__(zmq.ROUTER, address, high_water_mark, MAX_DRAFTER_MESSAGE_BYTES)
+        self._tracer = tracer
         # Without it a message to a peer that has gone, or whose queue is full, vanishes silently.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A drafter that dials again while its old connection still looks alive takes it over.
@@ -261,6 +271,7 @@ class Router(_Endpoint):
         Raises:
             PeerGoneError: the peer is not connected.
         """
+        started = time.monotonic()
         try:
             self._socket.send_multipart([peer, *encode(message)], zmq.NOBLOCK)
         except zmq.Again:
@@ -269,6 +280,7 @@ class Router(_Endpoint):
             if error.errno == zmq.EHOSTUNREACH:
                 raise PeerGoneError("the peer is not connected") from error
             raise
+        trace_message(self._tracer, "send", peer, message, started)
         return True
 
     def receive(self) -> tuple[bytes, Message | ProtocolError] | None:
@@ -276,19 +288,29 @@ class Router(_Endpoint):
         frames = self._receive_frames()
         if frames is None:
             return None
+        started = time.monotonic()
         try:
-            return frames[0], decode(frames[1:])
+            message = decode(frames[1:])
         except ProtocolError as error:
             return frames[0], error
+        trace_message(self._tracer, "receive", frames[0], message, started)
+        return frames[0], message
 
 
 class Dealer(_Endpoint):
     """A drafter's end: dials one verifier, and dials again for ever while it is not there."""
 
     def __init__(
-        self, address: str, high_water_mark: int, keys: CurveKeys | None, identity: bytes
+        self,
+        address: str,
+        high_water_mark: int,
+        keys: CurveKeys | None,
+        identity: bytes,
+        tracer: Tracer = DISABLED,
     ) -> None:
         super().__init__(zmq.DEALER, address, high_water_mark)
+        self._identity = identity
+        self._tracer = tracer
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
         # A message is queued for a verifier that is there, not for one that may come back.
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -302,10 +324,12 @@ class Dealer(_Endpoint):
 
     def send(self, message: Message) -> bool:
         """Queues ``message``; returns False if the verifier is away or does not keep up."""
+        started = time.monotonic()
         try:
             self._socket.send_multipart(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             return False
+        trace_message(self._tracer, "send", self._identity, message, started)
         return True
 
     def receive(self) -> Message | ProtocolError | None:
@@ -313,10 +337,13 @@ class Dealer(_Endpoint):
         frames = self._receive_frames()
         if frames is None:
             return None
+        started = time.monotonic()
         try:
-            return decode(frames)
+            message = decode(frames)
         except ProtocolError as error:
             return error
+        trace_message(self._tracer, "receive", self._identity, message, started)
+        return message
 
 
 def probe_bind(address: str) -> None:

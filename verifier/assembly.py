@@ -76,5 +76,5 @@ def build_pipeline(
         ),
     )
     keys = CurveKeys.read(Path(settings.key_file)) if settings.key_file else None
-    control = ControlThread(settings.control, settings.transport, keys, target)
+    control = ControlThread(settings.control, settings.transport, keys, target, tracer=tracer)
     return Pipeline(settings.speculation, control, tracer=tracer)

@@ -37,6 +37,7 @@ from paceline.scheduler.events import (
     ProposalArrived,
     ReopenAsked,
 )
+from paceline.trace import DISABLED, Tracer
 from paceline.transport import CurveKeys, Router, TransportConfig, wake_descriptor
 from paceline.verifier.handshake import TargetIdentity, check_hello
 
@@ -70,12 +71,14 @@ class ControlThread:
         keys: CurveKeys | None,
         target: TargetIdentity,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = DISABLED,
     ) -> None:
         self._config = config
         self._target = target
         self._clock = clock
         self._address = address
         self._keys = keys
+        self._tracer = tracer
         self._stack = ExitStack()
         self._wake = -1
         self._stopping = threading.Event()
@@ -98,7 +101,7 @@ class ControlThread:
         """
         self._wake = self._stack.enter_context(wake_descriptor())
         self._router = self._stack.enter_context(
-            Router(self._address, self._config.high_water_mark, self._keys)
+            Router(self._address, self._config.high_water_mark, self._keys, self._tracer)
         )
         self._router.watch(self._wake)
         self._thread.start()
