@@ -101,6 +101,15 @@ class CausalLMDrafter(DraftModel):
         self._max_length = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
         self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
         self.tokenizer_fingerprint = models.tokenizer_fingerprint(self._resolved)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Runs a forward: the first one takes many times as long as the others, and a target that
+        waits for it would no longer count on this drafter."""
+        request = DraftRequest(tokens=[0] * 8)
+        self.open(request)
+        self.draft([request], 1, self.vocab_size)
+        self.close(request)
 
     def open(self, request: DraftRequest) -> None:
         self._states[request] = _State(slot=self._cache.take())

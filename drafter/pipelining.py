@@ -17,6 +17,7 @@ from paceline.drafter.session import Session
 from paceline.messages import MAX_BATCH_REQUESTS, Branch, Branches, Message
 from paceline.scheduler.averages import RowTimes
 from paceline.scheduler.branching import Branching, Extension, choose
+from paceline.scheduler.events import Tokens
 from paceline.trace import Tracer
 
 SLACK = 1.25
@@ -52,6 +53,8 @@ class Pipelining:
         self._clock = clock
         self.times = RowTimes()
         """Of the forwards so far."""
+        self._forward_s = 0.0
+        """Seconds of the last one."""
 
     def step(self, links: Sequence[tuple[Link, Session]]) -> bool:
         """Answers what is due, and runs one forward; returns False if there was none to run."""
@@ -69,9 +72,9 @@ class Pipelining:
         self._propose(ready)
         chosen = self._choose(ready)
         if chosen:
-            seconds = self._extend(ready, chosen)
+            self._forward_s = self._extend(ready, chosen)
             self._propose(ready)
-            self._push(ready, seconds)
+            self._push(ready)
         return bool(chosen)
 
     def _choose(self, items: list[_Item]) -> list[tuple[int, Extension]]:
@@ -130,33 +133,35 @@ class Pipelining:
             )
         return ended - started
 
+    def _is_last(self, item: _Item) -> bool:
+        """Whether what another forward adds would come after the running pass has ended."""
+        return self._clock() + self._forward_s >= item.session.outlook.ends_at
+
     def _propose(self, items: list[_Item], *, decline: bool = False) -> None:
         """Sends the proposals that are due and ready; ``decline``: empty ones for all."""
-        by_link: dict[int, list[_Item]] = {}
+        by_session: dict[int, list[tuple[_Item, Tokens]]] = {}
         for item in items:
-            if decline or (item.branching.due and item.branching.proposal is not None):
-                by_link.setdefault(id(item.link), []).append(item)
-        for group in by_link.values():
-            session = group[0].session
-            drafts = []
-            for item in group:
-                tokens = () if decline else item.branching.proposal
-                assert tokens is not None
-                drafts.append((item.handle, item.request, Draft(list(tokens))))
-                if decline:
-                    item.branching.decline()
-                else:
-                    item.branching.proposed()
-            group[0].link.send(session.proposal(drafts))
-            session.outlook.proposed_at = self._clock()
+            tokens: Tokens | None = ()
+            if not decline:
+                tokens = item.branching.proposal(unfinished=self._is_last(item))
+            if item.branching.due and tokens is not None:
+                by_session.setdefault(id(item.session), []).append((item, tokens))
+        for group in by_session.values():
+            first = group[0][0]
+            first.link.send(
+                first.session.proposal(
+                    [(item.handle, item.request, Draft(list(tokens))) for item, tokens in group]
+                )
+            )
+            first.session.outlook.proposed_at = self._clock()
+            for item, tokens in group:
+                item.branching.proposed(len(tokens))
 
-    def _push(self, items: list[_Item], forward_s: float) -> None:
+    def _push(self, items: list[_Item]) -> None:
         """Sends the branches that are finished; all, where the next forward would be too late."""
-        now = self._clock()
-        by_link: dict[int, tuple[Link, list[Branch]]] = {}
+        by_session: dict[int, tuple[Link, list[Branch]]] = {}
         for item in items:
-            unfinished = now + forward_s >= item.session.outlook.ends_at
-            for branch in item.branching.unsent(unfinished=unfinished):
+            for branch in item.branching.unsent(unfinished=self._is_last(item)):
                 drafts = branch.drafts[: item.branching.k]
                 message = Branch(
                     handle=item.handle,
@@ -164,9 +169,9 @@ class Pipelining:
                     num_outcome=len(branch.outcome),
                     tokens=[*branch.outcome, *drafts],
                 )
-                by_link.setdefault(id(item.link), (item.link, []))[1].append(message)
+                by_session.setdefault(id(item.session), (item.link, []))[1].append(message)
                 branch.num_sent = len(drafts)
-        for link, branches in by_link.values():
+        for link, branches in by_session.values():
             for start in range(0, len(branches), _MESSAGE_BRANCHES):
                 link.send(Branches(branches=branches[start : start + _MESSAGE_BRANCHES]))
 

@@ -135,27 +135,26 @@ class Branching:
         self.num_in_flight = num_ready or self.k
         return found is not None
 
-    @property
-    def proposal(self) -> Tokens | None:
-        """What to propose where it is due, None while it is not ready; may be empty."""
-        if len(self.trunk.rankings) >= self.k or self.trunk.ended:
+    def proposal(self, *, unfinished: bool = False) -> Tokens | None:
+        """Returns what to propose where it is due, None while it is not ready; may be empty.
+
+        Args:
+            unfinished: Whether fewer drafts than K will do, because the next one would be too late.
+                Two it must be: an undrafted pass that runs takes the first one's place.
+        """
+        is_finished = len(self.trunk.rankings) >= self.k or self.trunk.ended
+        if is_finished or (unfinished and len(self.trunk.rankings) > 1):
             return self.trunk.drafts[: self.k]
         return None
 
-    def proposed(self) -> None:
-        """The proposal was sent: it is in flight."""
-        assert self.proposal is not None
+    def proposed(self, num_drafts: int) -> None:
+        """A proposal was sent: it is in flight."""
         self.due = False
-        self.num_in_flight = len(self.proposal)
-
-    def decline(self) -> None:
-        """Nothing was proposed: the context is not processed yet."""
-        self.due = False
-        self.num_in_flight = 0
+        self.num_in_flight = num_drafts
 
     def needs_proposal(self) -> bool:
         """Whether the trunk must grow before anything can be proposed."""
-        return self.due and self.proposal is None
+        return self.due and self.proposal() is None
 
     def extensions(self, acceptance: Acceptance, undrafted: float = 0.0) -> Iterator[Extension]:
         """Yields what would be worth extending, in no order.
