@@ -26,6 +26,9 @@ from paceline.scheduler.request import RequestState
 
 MAX_HOLDS_IN_ROW = 2
 
+OVERDUE = 2
+"""Pipelined, an answer that takes so many times as long as usual is not counted on any longer."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:
@@ -36,7 +39,7 @@ class Prospect:
     answer_s: float | None
     """Seconds from a commit to its proposal."""
     accepted: float | None
-    """Draft tokens that a drafted pass commits besides the bonus token."""
+    """Draft tokens that its answer adds to a pass's bonus token."""
 
 
 def plan_step(
@@ -73,31 +76,35 @@ def plan_step(
         return StepPlan(wait_until=None, held=frozenset(request.handle for request in waits))
     if not due:
         return StepPlan(wait_until=None)
-    patience_end = min(since for _, since, _ in due) + patience
-    wait_end = patience_end
-    if pipelined and tokens_per_s is not None:
-        wait_end = min(wait_end, _worth_waiting(now, due, tokens_per_s))
+    if not pipelined:
+        ends = {request.handle: since + patience for request, since, _ in due}
+        wait_end = min(ends.values())
+    else:
+        if tokens_per_s is not None and not _worth_waiting(now, due, tokens_per_s):
+            return StepPlan(wait_until=None)
+        # Patience runs over several passes here: a dead drafter costs it once, too.
+        ends = {r.handle: r.unanswered_since(since) + patience for r, since, _ in due}
+        overdue = [since + OVERDUE * p.answer_s for _, since, p in due if p.answer_s is not None]
+        wait_end = min([*ends.values(), *overdue])
     if now < wait_end:
         return StepPlan(wait_until=wait_end)
-    impatient = [request for request, since, _ in due if now >= since + patience]
-    return StepPlan(wait_until=None, patience_ended=frozenset(r.handle for r in impatient))
+    ended = frozenset(handle for handle, end in ends.items() if now >= end)
+    return StepPlan(wait_until=None, patience_ended=ended)
 
 
 def _worth_waiting(
     now: float, due: list[tuple[RequestState, float, Prospect]], tokens_per_s: float
-) -> float:
-    """Returns until when to wait for all that is due; ``now`` or earlier: not at all.
+) -> bool:
+    """Decides whether to wait for all that is due.
 
     While the target waits it commits nothing, which costs ``tokens_per_s`` a second. What it gets
     is the accepted drafts of those who were waited for. So waiting pays while the seconds that it
-    takes are fewer than the accepted drafts over ``tokens_per_s``. An answer that takes twice as
-    long as usual is no longer counted on.
+    takes are fewer than the accepted drafts over ``tokens_per_s``.
     """
-    gain, needed, ends = 0.0, 0.0, []
+    gain, needed = 0.0, 0.0
     for _, since, prospect in due:
         if prospect.answer_s is None or prospect.accepted is None:
-            return float("inf")  # only waiting tells what waiting gives
+            return True  # only waiting tells what waiting gives
         gain += prospect.accepted
         needed = max(needed, since + prospect.answer_s - now)
-        ends.append(since + 2 * prospect.answer_s)
-    return min(ends) if needed < gain / tokens_per_s else now
+    return needed < gain / tokens_per_s
