@@ -66,9 +66,14 @@ class Pipelining:
         ]
         if not items:
             return False
-        ready = [item for item in items if self._model.is_ready(item.request)]
+        ready, declining = [], []
+        for item in items:
+            if self._model.is_ready(item.request):
+                ready.append(item)
+            elif item.branching.due:
+                declining.append(item)
         # Who is not ready says so at once: the verifier need not wait for a long prefill.
-        self._propose([i for i in items if i.branching.due and i not in ready], decline=True)
+        self._propose(declining, decline=True)
         self._propose(ready)
         chosen = self._choose(ready)
         if chosen:
@@ -89,14 +94,13 @@ class Pipelining:
         ]
         if not candidates:
             return []
-        fanout = max(_max_branches(item) for item in items)
+        limits = [_max_branches(item) for item in items]
         num_needed = sum(1 for item in items if item.branching.needs_proposal())
-        return choose(candidates, self._num_rows(items, num_needed, fanout), fanout)
+        return choose(candidates, self._num_rows(items, num_needed, sum(limits)), limits)
 
-    def _num_rows(self, items: list[_Item], num_needed: int, fanout: int) -> int:
+    def _num_rows(self, items: list[_Item], num_needed: int, limit: int) -> int:
         """How many rows the next forward may have."""
-        limit = fanout * len(items)
-        shortest = self.times.seconds(max(num_needed, 1))
+        shortest = self.times.least_seconds(max(num_needed, 1))
         if shortest is None:
             return max(num_needed, 1)
         seconds = SLACK * shortest

@@ -108,6 +108,7 @@ class Session:
         self.welcome = None
         for handle in list(self.requests):
             self._close(handle)
+        self.outlook = Outlook()
         self._scope = Scope()
 
     def due(self) -> list[tuple[int, DraftRequest]]:

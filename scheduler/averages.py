@@ -64,10 +64,6 @@ class Acceptance:
             reached *= alpha
         return [*probabilities, reached]
 
-    def expected_accepted(self, num_drafts: int) -> float:
-        """Returns the mean number of accepted drafts out of ``num_drafts``."""
-        return sum(j * p for j, p in enumerate(self.outcomes(num_drafts)))
-
 
 class RowTimes:
     """How long a forward takes with so many rows: measured in steps of powers of two."""
@@ -95,6 +91,15 @@ class RowTimes:
         value = self._steps[largest].value
         assert value is not None
         return value * num_rows / (1 << largest)
+
+    def least_seconds(self, num_rows: int) -> float | None:
+        """Returns what a forward with ``num_rows`` rows takes at the least; None if unknown.
+
+        The time of the largest measured size that is no larger.
+        """
+        step = max(num_rows - 1, 0).bit_length()
+        smaller = [s for s in self._steps if s <= step]
+        return self._steps[max(smaller)].value if smaller else None
 
     def most_rows(self, seconds: float, limit: int) -> int:
         """Returns how many rows a forward of at most ``seconds`` may have; at least 1.

@@ -38,14 +38,12 @@ class Branch:
 
     outcome: Tokens
     """j accepted drafts and the bonus token; empty for the trunk."""
-    weight: float
-    """Probability of the outcome, as it was estimated when the branch began."""
     rankings: list[Ranking] = field(default_factory=list)
     """Of the positions behind the outcome, one after the other."""
     ended: bool = False
     """There is nothing more to draft behind it."""
     num_sent: int = 0
-    """Drafts that the verifier was told."""
+    """Drafts that the verifier was told; not counted for the trunk."""
 
     @property
     def drafts(self) -> Tokens:
@@ -71,8 +69,6 @@ class Extension:
     branch: Branch
     num_wanted: int
     """Rankings that it lacks."""
-    is_new: bool = False
-    """Its branch has not begun yet."""
 
 
 class Branching:
@@ -80,60 +76,63 @@ class Branching:
 
     def __init__(self, num_speculative_tokens: int, *, due: bool) -> None:
         self.k = num_speculative_tokens
-        self.trunk = Branch(outcome=(), weight=1.0)
+        self.trunk = Branch(outcome=())
         self.due = due
         """Whether a proposal is awaited."""
-        self.num_in_flight = num_speculative_tokens
-        """n: the drafts of the pass that runs, or of the proposal that is being made."""
+        self.num_in_flight = num_speculative_tokens if due else 0
+        """n: the drafts of the pass that runs, or of the proposal that is being made. A request
+        that is not due from the start is prefilled: that pass holds none."""
         self.may_be_undrafted = True
         """Whether the pass in flight may verify no drafts: it may, where none were at hand."""
         self._branches: dict[Tokens, Branch] = {}
         """By outcome."""
 
-    def commit(self, tokens: Sequence[int], num_ready: int) -> bool:
-        """Takes in the outcome of a pass; returns whether it was drafted behind.
+    def commit(self, tokens: Sequence[int], num_ready: int) -> None:
+        """Takes in the outcome of a pass: what was drafted behind it is the trunk now.
 
         Args:
             tokens: What was committed, at least one token.
             num_ready: Drafts that the verifier has for the new length; 0: a proposal is due.
         """
         outcome, size = tuple(tokens), len(tokens)
-        found = self._branches.get(outcome)
-        if found is None:
-            # Outcomes of several passes at a time, or an undrafted pass that chose d1.
-            fitting = (
-                branch
-                for branch in (self.trunk, *self._branches.values())
-                if len(branch.outcome) < size and branch.end[:size] == outcome
-            )
-            found = next(fitting, None)
-        if found is None:
-            trunk = Branch(outcome=(), weight=1.0)
-        else:
-            num_gone = size - len(found.outcome)
-            trunk = Branch(
-                outcome=(),
-                weight=1.0,
-                rankings=found.rankings[num_gone:],
-                ended=found.ended,
-                num_sent=max(0, found.num_sent - num_gone),
-            )
-        kept = [
-            Branch(
-                outcome=branch.outcome[size:],
-                weight=branch.weight,
-                rankings=branch.rankings,
-                ended=branch.ended,
-                num_sent=branch.num_sent,
-            )
-            for branch in self._branches.values()
-            if len(branch.outcome) > size and branch.outcome[:size] == outcome
-        ]
-        self.trunk = trunk
-        self._branches = {branch.outcome: branch for branch in kept}
+        trunk = Branch(outcome=())
+        for branch in (self.trunk, *self._branches.values()):
+            # Not that outcome's branch alone: several passes may have gone by, or an undrafted one
+            # may have chosen d1.
+            if len(branch.outcome) <= size and branch.end[:size] == outcome:
+                rest = branch.rankings[size - len(branch.outcome) :]
+                if len(rest) > len(trunk.rankings) or not trunk.rankings:
+                    trunk = Branch(outcome=(), rankings=rest, ended=branch.ended)
+        kept = {}
+        for branch in self._branches.values():
+            if len(branch.outcome) > size and branch.outcome[:size] == outcome:
+                branch.outcome = branch.outcome[size:]
+                kept[branch.outcome] = branch
+        self.trunk, self._branches = trunk, kept
+        self._take_up_along_trunk()
         self.due = self.may_be_undrafted = num_ready == 0
-        self.num_in_flight = num_ready or self.k
-        return found is not None
+        self.num_in_flight = min(num_ready, self.k) or self.k
+        if not self.due:
+            self._begin_behind_trunk()
+
+    def _take_up_along_trunk(self) -> None:
+        """Makes branches that lie along the trunk a part of it: it is no outcome of its own now."""
+        for outcome in sorted(self._branches, key=len):
+            size = len(outcome)
+            if self.trunk.drafts[:size] == outcome:
+                branch = self._branches.pop(outcome)
+                if size + len(branch.rankings) > len(self.trunk.rankings):
+                    rankings = self.trunk.rankings[:size] + branch.rankings
+                    self.trunk = Branch(outcome=(), rankings=rankings, ended=branch.ended)
+
+    def _begin_behind_trunk(self) -> None:
+        """Begins the branch of (n, the draft's choice) with what the trunk has behind it."""
+        size = self.num_in_flight + 1
+        rest = self.trunk.rankings[size:]
+        if rest:
+            outcome = self.trunk.drafts[:size]
+            branch = Branch(outcome=outcome, rankings=rest[: self.k + 1])
+            self._branches.setdefault(outcome, branch)
 
     def proposal(self, *, unfinished: bool = False) -> Tokens | None:
         """Returns what to propose where it is due, None while it is not ready; may be empty.
@@ -151,6 +150,7 @@ class Branching:
         """A proposal was sent: it is in flight."""
         self.due = False
         self.num_in_flight = num_drafts
+        self._begin_behind_trunk()
 
     def needs_proposal(self) -> bool:
         """Whether the trunk must grow before anything can be proposed."""
@@ -163,8 +163,7 @@ class Branching:
             acceptance: What was measured so far.
             undrafted: The probability that the pass in flight verifies no drafts.
         """
-        num_trunk = len(self.trunk.rankings)
-        num_drafts = min(self.num_in_flight, self.k)
+        num_trunk, num_drafts = len(self.trunk.rankings), self.num_in_flight
         chances = acceptance.outcomes(num_drafts)
         if not self.trunk.ended and num_trunk <= num_drafts:
             # Until it is proposed nothing goes before it. Then it is as good as what is behind it.
@@ -174,37 +173,40 @@ class Branching:
                 self.trunk,
                 self.k - num_trunk if needed else 1 + num_drafts - num_trunk,
             )
-        for branch in self._branches.values():
-            if branch.ended:
+        for outcome, weight in self._outcomes(chances, undrafted):
+            branch = self._branches.get(outcome) or Branch(outcome=outcome)
+            num_missing = self.k - len(branch.rankings)
+            if branch.ended or num_missing < 0:
                 continue
-            if len(branch.rankings) < self.k:
-                yield Extension(branch.weight, branch, self.k - len(branch.rankings))
-            elif len(branch.rankings) == self.k:
-                yield Extension(branch.weight * NEXT_TRUNK, branch, 1)
-        drafts = self.trunk.drafts
-        for j in range(min(num_drafts + 1, num_trunk)):
-            ranking = self.trunk.rankings[j]
+            if num_missing:
+                yield Extension(weight, branch, num_missing)
+            else:
+                yield Extension(weight * NEXT_TRUNK, branch, 1)
+
+    def _outcomes(
+        self, chances: Sequence[float], undrafted: float
+    ) -> Iterator[tuple[Tokens, float]]:
+        """Yields the possible outcomes, as far as the trunk tells them, with their probability.
+
+        That an undrafted pass chooses d1 is not among them: the trunk lies behind that.
+        """
+        drafts, num_drafts = self.trunk.drafts, len(chances) - 1
+        for j, ranking in enumerate(self.trunk.rankings[: num_drafts + 1]):
+            is_last = j == num_drafts
             # A rejected draft is not the bonus token; behind the last draft any token may be.
-            excluded = ranking[0][1] if j < num_drafts else 0.0
-            for place, (token, probability) in enumerate(ranking):
-                if j < num_drafts and place == 0:
-                    continue
-                outcome = (*drafts[:j], token)
-                if outcome in self._branches:
-                    continue
-                weight = chances[j] * probability / max(1.0 - excluded, 1e-6)
+            left = 1.0 if is_last else max(1.0 - ranking[0][1], 1e-6)
+            for token, probability in ranking if is_last else ranking[1:]:
+                weight = (1 - undrafted) * chances[j] * probability / left
                 if j == 0:
-                    weight = (1 - undrafted) * weight + undrafted * probability
-                else:
-                    weight *= 1 - undrafted
-                branch = Branch(outcome=outcome, weight=weight)
-                yield Extension(weight, branch, self.k, is_new=True)
+                    weight += undrafted * probability
+                yield (*drafts[:j], token), weight
 
     def take(self, extension: Extension, rankings: Sequence[Ranking]) -> None:
         """Takes in what follows the extension's path."""
-        if extension.is_new:
-            self._branches[extension.branch.outcome] = extension.branch
-        extension.branch.extend(rankings[: extension.num_wanted])
+        branch = extension.branch
+        if branch is not self.trunk:
+            self._branches[branch.outcome] = branch
+        branch.extend(rankings[: extension.num_wanted])
 
     def unsent(self, *, unfinished: bool) -> Iterator[Branch]:
         """Yields the branches that have drafts which the verifier was not told.
@@ -218,27 +220,36 @@ class Branching:
             if num_drafts > branch.num_sent and (is_finished or unfinished):
                 yield branch
 
-    def sent_weight(self) -> float:
-        """Returns the estimated probability that the outcome is one that the verifier was told."""
-        return sum(branch.weight for branch in self._branches.values() if branch.num_sent)
+    def validate(self) -> None:
+        """Asserts what must hold; for tests and debugging."""
+        assert 0 <= self.num_in_flight <= self.k, f"{self.num_in_flight} drafts in flight"
+        assert not self.trunk.outcome, "the trunk has an outcome"
+        for outcome, branch in self._branches.items():
+            assert branch.outcome == outcome, f"{branch.outcome} is filed under {outcome}"
+            assert 1 <= len(outcome) <= self.k + 1, f"{outcome} is no outcome of a pass"
+            assert branch.rankings or branch.ended, f"{outcome} has not begun"
+            assert len(branch.rankings) <= self.k + 1, f"{outcome} goes on beyond its use"
+            assert branch.num_sent <= len(branch.rankings), f"{outcome} was sent before it was made"
+        for branch in (self.trunk, *self._branches.values()):
+            assert all(branch.rankings), f"nothing is ranked behind {branch.outcome}"
 
 
 def choose(
-    extensions: Sequence[tuple[int, Extension]], num_rows: int, num_rows_each: int
+    extensions: Sequence[tuple[int, Extension]], num_rows: int, limits: Sequence[int]
 ) -> list[tuple[int, Extension]]:
     """Chooses what one forward extends: the greatest weights of all requests together.
 
     Args:
-        extensions: With the request that each belongs to.
+        extensions: With the number of the request that each belongs to.
         num_rows: The most of all.
-        num_rows_each: The most of one request.
+        limits: The most of each request, by its number.
     """
     chosen: list[tuple[int, Extension]] = []
-    counts: dict[int, int] = {}
-    for key, extension in sorted(extensions, key=lambda item: -item[1].weight):
+    counts = [0] * len(limits)
+    for number, extension in sorted(extensions, key=lambda item: -item[1].weight):
         if len(chosen) == num_rows:
             break
-        if counts.get(key, 0) < num_rows_each:
-            counts[key] = counts.get(key, 0) + 1
-            chosen.append((key, extension))
+        if counts[number] < limits[number]:
+            counts[number] += 1
+            chosen.append((number, extension))
     return chosen

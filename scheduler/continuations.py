@@ -14,7 +14,7 @@ from paceline.scheduler.counters import MissCause
 from paceline.scheduler.events import Tokens
 
 MAX_CONTINUATIONS = 512
-"""A drafter that sends more loses its oldest ones."""
+"""Of more the newest guess is dropped: all that are held still fit, the preferred ones first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,7 @@ class Continuations:
             self._held.insert(0, continuation)
         else:
             self._held.append(continuation)
-        if len(self._held) > MAX_CONTINUATIONS:
-            # The first one behind the proposals is the oldest guess.
-            guesses = [i for i, held in enumerate(self._held) if held.num_outcome]
-            del self._held[guesses[0] if guesses else -1]
+        del self._held[MAX_CONTINUATIONS:]
 
     def best(self, limit: int) -> Tokens:
         """Returns at most ``limit`` tokens to verify next, empty if nothing is known.
@@ -80,20 +77,24 @@ class Continuations:
         self._best = None
         self._held = [rest for held in self._held if (rest := held.behind(committed)) is not None]
 
-    def why_missed(self, committed: Sequence[int]) -> MissCause:
-        """Says why nothing fits ``committed``, the outcome of a pass; call it before ``commit``."""
-        guesses = [held for held in self._held if held.num_outcome]
+    def why_missed(self, committed: Sequence[int], *, was_drafted: bool) -> MissCause:
+        """Says why nothing fits ``committed``, the outcome of a pass; call it before ``commit``.
+
+        In an undrafted pass the first token of a proposal is a guess of its bonus token.
+        """
+        guesses = [
+            (max(held.num_outcome, 1), held.tokens)
+            for held in self._held
+            if held.num_outcome or not was_drafted
+        ]
         if not guesses:
             return "none"
         accepted = tuple(committed[:-1])
         fitting = [
-            guess
-            for guess in guesses
-            if accepted[: guess.num_outcome - 1]
-            == guess.tokens[: guess.num_outcome - 1][: len(accepted)]
+            size
+            for size, tokens in guesses
+            if accepted[: size - 1] == tokens[: size - 1][: len(accepted)]
         ]
         if not fitting:
             return "stale"
-        if any(guess.num_outcome == len(committed) for guess in fitting):
-            return "bonus"
-        return "length"
+        return "bonus" if len(committed) in fitting else "length"

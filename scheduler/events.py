@@ -170,7 +170,7 @@ class StepPlan(_Record, frozen=True, kw_only=True):
     held: frozenset[int] = frozenset()
     """Handles that sit out the pass."""
     patience_ended: frozenset[int] = frozenset()
-    """Handles that take part though their proposal is still due, and was waited for in vain."""
+    """Handles that take part though their proposal has been due for all of the patience."""
 
 
 Command = SendOpen | SendCommit | SendClose | StepPlan

@@ -26,6 +26,9 @@ from paceline.scheduler.request import RequestState
 
 MAX_HOLDS_IN_ROW = 2
 
+OVERDUE = 2
+"""Pipelined, an answer that takes so many times as long as usual is not counted on any longer."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospect:
@@ -36,7 +39,7 @@ class Prospect:
     answer_s: float | None
     """Seconds from a commit to its proposal."""
     accepted: float | None
-    """Draft tokens that a drafted pass commits besides the bonus token."""
+    """Draft tokens that its answer adds to a pass's bonus token."""
 
 
 def plan_step(
@@ -61,7 +64,7 @@ def plan_step(
         tokens_per_s: What the target commits, all requests together; None: not measured.
     """
     due = [
-        (request, request.due_since, prospects[request.drafter])
+        _Due(request, request.due_since, prospects[request.drafter])
         for request in decodes
         if request.drafter is not None
         and request.due_since is not None
@@ -69,35 +72,51 @@ def plan_step(
         and not prospects[request.drafter].suspect
     ]
     if prefill_ready:
-        waits = [] if pipelined else [r for r, _, _ in due if r.holds_in_row < MAX_HOLDS_IN_ROW]
-        return StepPlan(wait_until=None, held=frozenset(request.handle for request in waits))
-    if not due:
-        return StepPlan(wait_until=None)
-    patience_end = min(since for _, since, _ in due) + patience
-    wait_end = patience_end
-    if pipelined and tokens_per_s is not None:
-        wait_end = min(wait_end, _worth_waiting(now, due, tokens_per_s))
+        waits = [] if pipelined else [d for d in due if d.request.holds_in_row < MAX_HOLDS_IN_ROW]
+        return StepPlan(wait_until=None, held=frozenset(d.request.handle for d in waits))
+    if pipelined:
+        # Patience runs over several passes: a dead drafter costs it once here, too.
+        ends = {d.request.handle: d.request.unanswered_since(d.since) + patience for d in due}
+        given_up = {d.request.handle: min(ends[d.request.handle], d.overdue_at()) for d in due}
+        waits = [d for d in due if now < given_up[d.request.handle]]
+        worth = _worth_waiting(now, waits, tokens_per_s)
+        wait_end = min(given_up[d.request.handle] for d in waits) if worth else now
+    else:
+        ends = {d.request.handle: d.since + patience for d in due}
+        wait_end = min(ends.values(), default=now)
     if now < wait_end:
         return StepPlan(wait_until=wait_end)
-    impatient = [request for request, since, _ in due if now >= since + patience]
-    return StepPlan(wait_until=None, patience_ended=frozenset(r.handle for r in impatient))
+    ended = frozenset(handle for handle, end in ends.items() if now >= end)
+    return StepPlan(wait_until=None, patience_ended=ended)
 
 
-def _worth_waiting(
-    now: float, due: list[tuple[RequestState, float, Prospect]], tokens_per_s: float
-) -> float:
-    """Returns until when to wait for all that is due; ``now`` or earlier: not at all.
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A request whose proposal is due."""
+
+    request: RequestState
+    since: float
+    prospect: Prospect
+
+    def overdue_at(self) -> float:
+        """Returns when its answer is no longer counted on."""
+        answer_s = self.prospect.answer_s
+        return float("inf") if answer_s is None else self.since + OVERDUE * answer_s
+
+
+def _worth_waiting(now: float, due: Iterable[_Due], tokens_per_s: float | None) -> bool:
+    """Decides whether to wait for some or all that is due.
 
     While the target waits it commits nothing, which costs ``tokens_per_s`` a second. What it gets
-    is the accepted drafts of those who were waited for. So waiting pays while the seconds that it
-    takes are fewer than the accepted drafts over ``tokens_per_s``. An answer that takes twice as
-    long as usual is no longer counted on.
+    is the accepted drafts of those who are waited for. So waiting pays as long as the seconds that
+    it takes are fewer than the accepted drafts over ``tokens_per_s``.
     """
-    gain, needed, ends = 0.0, 0.0, []
-    for _, since, prospect in due:
-        if prospect.answer_s is None or prospect.accepted is None:
-            return float("inf")  # only waiting tells what waiting gives
-        gain += prospect.accepted
-        needed = max(needed, since + prospect.answer_s - now)
-        ends.append(since + 2 * prospect.answer_s)
-    return min(ends) if needed < gain / tokens_per_s else now
+    gain = 0.0
+    for d in sorted(due, key=lambda d: d.since + (d.prospect.answer_s or 0.0)):
+        answer_s, accepted = d.prospect.answer_s, d.prospect.accepted
+        if tokens_per_s is None or answer_s is None or accepted is None:
+            return True  # only waiting tells what waiting gives
+        gain += accepted
+        if max(0.0, d.since + answer_s - now) < gain / tokens_per_s:
+            return True
+    return False

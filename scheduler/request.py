@@ -39,7 +39,8 @@ class RequestState:
     due_since: float | None = None
     """When the commit whose proposal is awaited went out."""
     asked: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=64))
-    """Length and time of the last commits that are not answered, oldest first."""
+    """Length and time of the last commits that are not answered, oldest first; those before a hit
+    are left out, since a drafter need not answer them any more."""
     holds_in_row: int = 0
     """Passes that it sat out since it last took part in one."""
     last_miss: MissCause | None = None
@@ -51,6 +52,10 @@ class RequestState:
         """Tokens committed: prompt and output."""
         return len(self.prompt_ids) + len(self.output_ids)
 
+    def unanswered_since(self, due_since: float) -> float:
+        """Returns since when the drafter has not answered, where ``due_since`` is set."""
+        return self.asked[0][1] if self.asked else due_since
+
     @property
     def proposal(self) -> Tokens:
         """The best continuation, cut to K: what is verified next."""
@@ -59,15 +64,18 @@ class RequestState:
     def take_proposal(self, base_length: int, tokens: Tokens) -> bool:
         """Takes a proposal that continues position ``base_length``; returns False if it is stale.
 
-        A proposal for the present length settles what is due, even an empty one.
+        A proposal for the present length settles what is due, even an empty one. An earlier one
+        that still fits came after an undrafted pass, and was late.
         """
         if base_length == self.length:
             self.due_since = None
-        elif self.due_since is None:
+            return not tokens or self._take(base_length, Continuation(tokens, 0))
+        if self.due_since is None:
             return False  # the drafter has already answered for the present length
-        if not tokens and base_length == self.length:
-            return True
-        return self._take(base_length, Continuation(tokens, 0))
+        fits = self._take(base_length, Continuation(tokens, 0))
+        if fits:
+            self._was_late()
+        return fits
 
     def take_branch(self, base_length: int, num_outcome: int, tokens: Tokens) -> bool:
         """Takes drafts behind a possible outcome; returns False if nothing of it fits.
@@ -78,11 +86,15 @@ class RequestState:
         fits = self._take(base_length, Continuation(tokens, num_outcome))
         if fits and num_left >= num_outcome:
             self.due_since = None
-            if self.last_miss is not None:
-                self.counters.count_miss(self.last_miss, -1)
-                self.counters.count_miss("late")
-                self.last_miss = None
+            self._was_late()
         return fits
+
+    def _was_late(self) -> None:
+        """Corrects the last miss: something fits, and would have been a hit in time."""
+        if self.last_miss is not None:
+            self.counters.count_miss(self.last_miss, -1)
+            self.counters.count_miss("late")
+            self.last_miss = None
 
     def _take(self, base_length: int, continuation: Continuation) -> bool:
         num_committed = self.length - base_length
@@ -102,24 +114,27 @@ class RequestState:
             asked_at = time if length == base_length else None
         return None if asked_at is None else now - asked_at
 
-    def commit(self, tokens: Tokens, now: float, *, count_hits: bool) -> None:
-        """Appends what a pass committed; a proposal is due unless it is at hand already."""
-        cause = self.continuations.why_missed(tokens)
+    def commit(self, tokens: Tokens, now: float, *, was_drafted: bool, pipelined: bool) -> None:
+        """Appends what a pass committed.
+
+        Pipelined, a proposal is due unless a continuation is at hand already, a hit. In lockstep it
+        always is: what is left of an earlier one only helps out.
+        """
+        cause = self.continuations.why_missed(tokens, was_drafted=was_drafted)
         is_round = bool(self.output_ids)
         self.output_ids.extend(tokens)
         self.continuations.commit(tokens)
         self.holds_in_row = 0
-        self.due_since = None
-        self.last_miss = None
-        self.was_hit = bool(self.continuations)
+        self.due_since = self.last_miss = None
+        self.was_hit = pipelined and bool(self.continuations)
         if self.drafter is None:
             return
-        if is_round and count_hits:
-            if self.was_hit:
-                self.counters.hits += 1
-            else:
-                self.counters.count_miss(cause)
-                self.last_miss = cause
-        if not self.was_hit:
-            self.due_since = now
-            self.asked.append((self.length, now))
+        if self.was_hit:
+            self.asked.clear()
+            self.counters.hits += is_round
+            return
+        if is_round and pipelined:
+            self.counters.count_miss(cause)
+            self.last_miss = cause
+        self.due_since = now
+        self.asked.append((self.length, now))

@@ -53,7 +53,7 @@ class DrafterState:
     answer_s: Average = field(default_factory=Average)
     """Seconds from a commit to its proposal."""
     accepted: Average = field(default_factory=Average)
-    """Accepted drafts of a drafted pass."""
+    """Accepted drafts of a drafted pass; an answer without drafts counts as 0."""
 
     @property
     def suspect(self) -> bool:
@@ -175,7 +175,12 @@ class PipelineState:
             return []
         base_length = request.length
         self._count(request, event.num_drafted, event.num_accepted, len(event.tokens))
-        request.commit(event.tokens, event.now, count_hits=self._pipelined)
+        request.commit(
+            event.tokens,
+            event.now,
+            was_drafted=event.num_drafted > 0,
+            pipelined=self._pipelined,
+        )
         if request.drafter is None:
             return self._assign(request)
         return [
@@ -186,7 +191,7 @@ class PipelineState:
                 num_drafted=event.num_drafted,
                 num_accepted=event.num_accepted,
                 tokens=event.tokens,
-                num_ready=len(request.proposal),
+                num_ready=len(request.proposal) if request.was_hit else 0,
             )
         ]
 
@@ -214,6 +219,8 @@ class PipelineState:
                 in_time=answer_time <= self._patience,
                 is_current=event.base_length == request.length,
             )
+            if not event.tokens:
+                self.drafters[event.drafter].accepted.add(0)
         if not request.take_proposal(event.base_length, event.tokens):
             request.counters.stale += 1
         return []

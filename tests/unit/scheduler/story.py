@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from paceline.scheduler.config import SpeculationConfig
 from paceline.scheduler.events import (
+    BranchArrived,
     Command,
     DrafterJoined,
     DrafterLost,
     Event,
+    PassEnded,
+    PassStarted,
     ProposalArrived,
     ReopenAsked,
     RequestAdmitted,
@@ -31,8 +35,10 @@ PROMPT = (1, 2, 3)
 class Story:
     """Every call checks ``validate`` afterwards."""
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self.state = PipelineState(SpeculationConfig(patience_ms=patience * 1000))
+    def __init__(
+        self, patience: float = PATIENCE, mode: Literal["lockstep", "pipelined"] = "lockstep"
+    ) -> None:
+        self.state = PipelineState(SpeculationConfig(mode=mode, patience_ms=patience * 1000))
         self.now = 100.0
 
     def request(self, handle: int = 1) -> RequestState:
@@ -83,6 +89,25 @@ class Story:
                 now=self.now,
             )
         )
+
+    def branch(
+        self, base_length: int, num_outcome: int, *tokens: int, handle: int = 1, drafter: str = "d"
+    ) -> list[Command]:
+        return self._handle(
+            BranchArrived(
+                drafter=drafter,
+                handle=handle,
+                base_length=base_length,
+                num_outcome=num_outcome,
+                tokens=tokens,
+            )
+        )
+
+    def run_pass(self, seconds: float = 0.03) -> None:
+        """The target runs for so long; the commits follow."""
+        assert self._handle(PassStarted(now=self.now)) == []
+        self.now += seconds
+        assert self._handle(PassEnded(now=self.now)) == []
 
     def reopen(self, handle: int = 1, drafter: str = "d") -> list[Command]:
         return self._handle(ReopenAsked(drafter=drafter, handle=handle))
@@ -161,9 +186,13 @@ def impatient(*handles: int) -> StepPlan:
     return StepPlan(wait_until=None, patience_ended=frozenset(handles))
 
 
-def due_story(*handles: int, drafters: Iterable[str] = ("d",)) -> Story:
+def due_story(
+    *handles: int,
+    drafters: Iterable[str] = ("d",),
+    mode: Literal["lockstep", "pipelined"] = "lockstep",
+) -> Story:
     """A story in which each request has its first token and a proposal is due at length 4."""
-    story = Story()
+    story = Story(mode=mode)
     for drafter in drafters:
         story.join(drafter)
     for handle in handles or (1,):
