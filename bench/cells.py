@@ -51,8 +51,8 @@ def cell(
         **_acceptance(counts),
         "round_ms": _round_ms(served),
         "exposed_wait_ms": _exposed_wait_ms(counts),
-        **_equality(ours),
-        "simulated": False,
+        **_equality(contender, ours, everything),
+        "simulated": method == "scripted",
         "num_repeats": len(ours),
         "num_prompts": len(ours[0].requests) if ours else 0,
         "num_errors": len(
@@ -84,7 +84,7 @@ def _ratio_to_plain(
         for m in everything
         if _is_under(m, load) and (speed := _speed(m)) is not None
     }
-    plain = str(Contender(system=PLAIN, dtype=contender.dtype, num_speculative_tokens=None))
+    plain = _plain_name(contender)
     return median(
         [
             speed / speeds[plain, group, repeat]
@@ -92,6 +92,10 @@ def _ratio_to_plain(
             if name == str(contender) and (plain, group, repeat) in speeds
         ]
     )
+
+
+def _plain_name(contender: Contender) -> str:
+    return str(Contender(system=PLAIN, dtype=contender.dtype, num_speculative_tokens=None))
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
@@ -137,9 +141,18 @@ def _exposed_wait_ms(counts: Sequence[dict[str, Any]]) -> float | None:
     return None if mean is None else 1000 * mean
 
 
-def _equality(ours: Sequence[Measurement]) -> dict[str, Any]:
+def _equality(
+    contender: Contender, ours: Sequence[Measurement], everything: Sequence[Measurement]
+) -> dict[str, Any]:
+    """Counts the outputs that both sides have; without any there is neither equal nor unequal."""
     compared = [m for m in ours if m.differences is not None]
-    num_compared = sum(1 for m in compared for r in m.requests if r.error is None)
+    plain = {m.key: m for m in everything if m.contender == _plain_name(contender)}
+    num_compared = sum(
+        1
+        for m in compared
+        for pair in zip(m.requests, plain[m.key_of(_plain_name(contender))].requests, strict=True)
+        if all(request.error is None for request in pair)
+    )
     differences = [
         {
             "prompt": difference.id,
@@ -151,4 +164,4 @@ def _equality(ours: Sequence[Measurement]) -> dict[str, Any]:
         for difference in m.differences or ()
     ]
     equal = ratio(num_compared - len(differences), num_compared)
-    return {"equal_to_plain": equal, "differences": differences if compared else None}
+    return {"equal_to_plain": equal, "differences": differences if num_compared else None}

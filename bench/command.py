@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-
-import psutil
+from pathlib import Path
 
 from paceline.bench import environment
 from paceline.bench.cells import cell
-from paceline.bench.contest import Contest
-from paceline.bench.matrix import Contender, contenders, groups, max_resident
+from paceline.bench.contest import Contest, Script
+from paceline.bench.matrix import Contender, contenders, groups
 from paceline.bench.options import Options, read_options, record
 from paceline.bench.progress import Progress, say
-from paceline.bench.sides import method, needed_gib, side
-from paceline.bench.store import Run, Store
+from paceline.bench.residency import find_room, num_resident
+from paceline.bench.sides import method, side
+from paceline.bench.store import ANSWERS_FILE, Run, Store
 from paceline.bench.table import table
 from paceline.bench.workload import load_workload
 from paceline.cluster.config import PacelineConfig, load_config
 from paceline.cluster.inputs import Prompt
-from paceline.cluster.runtime import Runtime, Side, check_sides
+from paceline.cluster.runtime import Runtime, check_sides
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,32 +30,33 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"the workload has {len(prompts)} prompts, not {options.num_prompts}; all are used")
     prompts = prompts[: options.num_prompts]
     everybody = contenders(options.systems, options.num_speculative_tokens, options.dtypes)
-    sides = [side(contender, config) for contender in everybody]
+    sides = [side(contender, config, _answers(options)) for contender in everybody]
     check_sides(config, sides)  # now, and not when a contender's turn comes, hours later
+    room = find_room(config)
     run = Run(
         arguments=record(options, config),
-        environment=environment.environment(config.target),
-        max_resident=_max_resident(config, sides),
+        environment={**environment.environment(config.target), "cluster": room.cluster},
+        max_resident=num_resident(config, sides, room),
         load_average=environment.load_average(),
     )
-    store = Store.open(options.output, run, resume=options.resume)
-    _measure(config, options, prompts, groups(everybody, store.run.max_resident), store)
-    cells = [
-        cell(contender, load, method(contender, config), store)
-        for load in options.loads
-        for contender in everybody
-    ]
-    store.write_results(
-        {
-            "environment": {
-                **store.run.environment,
-                "load_average_at_start": store.run.load_average,
-                "max_resident_engines": store.run.max_resident,
-            },
-            "arguments": store.run.arguments,
-            "cells": cells,
-        }
-    )
+    with Store.open(options.output, run, resume=options.resume) as store:
+        _measure(config, options, prompts, groups(everybody, store.run.max_resident), store)
+        cells = [
+            cell(contender, load, method(contender, config), store)
+            for load in options.loads
+            for contender in everybody
+        ]
+        store.write_results(
+            {
+                "environment": {
+                    **store.run.environment,
+                    "load_average_at_start": store.run.load_average,
+                    "max_resident_engines": store.run.max_resident,
+                },
+                "arguments": store.run.arguments,
+                "cells": cells,
+            }
+        )
     print(table(cells))
     num_errors = max(one["num_errors"] for one in cells)
     if num_errors:
@@ -80,7 +81,8 @@ def _measure(
             continue
         if len(parts) > 1:
             say(f"group {number + 1} of {len(parts)}: {', '.join(str(c) for c in part)}")
-        sides = [side(contender, config) for contender in part]
+        sides = [side(contender, config, _answers(options)) for contender in part]
+        scripted = frozenset(str(c) for c in part if method(c, config) == "scripted")
         with Runtime(config, sides=sides, progress=say) as runtime:
             progress = progress or Progress(total, len(store))
             contest = Contest(
@@ -90,6 +92,7 @@ def _measure(
                 prompts=prompts,
                 max_tokens=options.max_tokens,
                 store=store,
+                script=Script(contenders=scripted, path=_answers(options)),
                 finished=progress.finished,
             )
             contest.warm_up(max(load.concurrency for load in options.loads))
@@ -97,14 +100,5 @@ def _measure(
                 contest.run(load, repeat)
 
 
-def _max_resident(config: PacelineConfig, sides: list[Side]) -> int:
-    if config.transport.control != "auto":
-        return 2  # one address, so one target that drafters dial
-    gpus = len(environment.gpus())
-    if gpus:
-        ranks = config.target.tensor_parallel_size
-        drafting = max(sum(d.replicas for d in s.drafters if d.device != "cpu") for s in sides)
-        return max_resident(ranks + drafting, gpus)
-    needed = max(needed_gib(one) for one in sides)
-    # A fifth stays free: what an engine needs is only estimated.
-    return max_resident(needed, 0.8 * psutil.virtual_memory().available / (1 << 30))
+def _answers(options: Options) -> Path:
+    return options.output.absolute() / ANSWERS_FILE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,6 +15,7 @@ from paceline.bench.matrix import Contender, Load
 from paceline.bench.store import Difference, Measurement, RequestRecord, Store
 from paceline.cluster.inputs import Prompt
 from paceline.cluster.runtime import Runtime, unwrapped
+from paceline.drafter.scripted_answers import Answer, write_answers
 from paceline.errors import InputError, RequestFailedError
 from paceline.verifier.engine import GenerationRequest
 
@@ -21,6 +24,16 @@ BLOCK_ROUNDS = 4
 hits all contenders; not smaller, since at a block's end fewer requests than asked for run."""
 
 WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """What scripted drafters need: they know plain decoding's answers."""
+
+    contenders: frozenset[str]
+    """Who drafts by it."""
+    path: Path
+    """The file of answers."""
 
 
 class Contest:
@@ -35,6 +48,7 @@ class Contest:
         prompts: Sequence[Prompt],
         max_tokens: int,
         store: Store,
+        script: Script,
         finished: Callable[[int], None],
     ) -> None:
         """Takes the running targets.
@@ -50,12 +64,15 @@ class Contest:
         self._prompts = prompts
         self._max_tokens = max_tokens
         self._store = store
+        self._script = script
         self._finished = finished
         self._numbers = itertools.count()
         self._prompt_ids: dict[int, list[int]] = {}
         """Tokens of the prompts, by their place in the workload."""
         self._gaps: dict[tuple[int, ...], float | None] = {}
         """Top-two gaps of plain decoding, by the tokens before them."""
+        self._answers: dict[Load, list[Answer]] = {}
+        """Plain decoding's, for scripted drafters."""
 
     def warm_up(self, concurrency: int) -> None:
         """Lets every target run once, so that no measurement pays for what is done only once."""
@@ -73,6 +90,8 @@ class Contest:
     def run(self, load: Load, repeat: int) -> None:
         """Measures what is not in the store yet, of one load and repeat."""
         missing = [str(c) for c in self._contenders if self._find(str(c), load, repeat) is None]
+        if self._script.contenders.intersection(missing):
+            self._write_answers(load)
         seconds = dict.fromkeys(missing, 0.0)
         records: dict[str, list[RequestRecord]] = {name: [] for name in missing}
         for number, block in enumerate(self._blocks(load)):
@@ -94,6 +113,22 @@ class Contest:
             self._store.add(measurement)
         if missing:
             self._finished(len(missing))
+
+    def _write_answers(self, load: Load) -> None:
+        """Writes what plain decoding answers under this load, which a tie may make another answer.
+
+        It runs once more for this, unmeasured: whoever comes first in a block differs, and so the
+        measured answers would come too late for some.
+        """
+        if load not in self._answers:
+            everything = range(len(self._prompts))
+            _, records = self._run_block(self._plain, everything, load)
+            self._answers[load] = [
+                Answer(prompt_ids=self._prompt_ids[place], token_ids=record.token_ids)
+                for place, record in enumerate(records)
+                if record.error is None
+            ]
+        write_answers(self._script.path, self._answers[load])
 
     def _find(self, name: str, load: Load, repeat: int) -> Measurement | None:
         return self._store.find(self._group, name, load.concurrency, load.temperature, repeat)
@@ -119,8 +154,7 @@ class Contest:
             for ref in done:
                 place = pending.pop(ref)
                 records[place] = self._record(place, ref)
-            if not done:
-                self._runtime.check_drafters()
+            self._runtime.check_drafters()  # without its drafter a contender would be plain
         taken = time.monotonic() - started
         return taken, [records[place] for place in block]
 

@@ -65,13 +65,3 @@ def groups(everybody: Sequence[Contender], max_resident: int) -> list[list[Conte
         parts = [others[start : start + size] for start in range(0, len(others), size)] or [[]]
         made.extend([plain, *part] for part in parts)
     return made
-
-
-def max_resident(needed: float, available: float) -> int:
-    """Returns how many engines fit, from 2 to ``MAX_RESIDENT``.
-
-    Args:
-        needed: What one engine needs, of memory or GPUs.
-        available: How much there is.
-    """
-    return max(2, min(MAX_RESIDENT, int(available / needed)))

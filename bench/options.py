@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from paceline import models
 from paceline.bench.matrix import Load
 from paceline.bench.systems import System, parse_systems
 from paceline.cluster.config import PacelineConfig
-from paceline.errors import ConfigError, InputError
+from paceline.errors import ConfigError, InputError, ModelError
 from paceline.messages import MAX_SPECULATIVE_TOKENS
 from paceline.verifier.config import TargetConfig
 
@@ -58,8 +59,18 @@ def read_options(arguments: argparse.Namespace, config: PacelineConfig) -> Optio
         if getattr(arguments, name) < 1:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} is {getattr(arguments, name)}, it must be at least 1")
+    longest = _max_model_len(config.target)
+    if longest is not None and arguments.max_tokens >= longest:
+        raise ConfigError(
+            f"--max-tokens is {arguments.max_tokens}, but a request has at most {longest} tokens, "
+            "prompt included; lower it, or raise target.max_model_len"
+        )
+    if not arguments.output.strip():
+        raise ConfigError("--output is empty; name a new folder")
+    systems = parse_systems(arguments.systems, config)
+    _check_scripted(systems, temperatures, config)
     return Options(
-        systems=parse_systems(arguments.systems, config),
+        systems=systems,
         num_speculative_tokens=_numbers(
             arguments.num_speculative_tokens,
             "--num-speculative-tokens",
@@ -92,8 +103,9 @@ def record(options: Options, config: PacelineConfig) -> dict[str, Any]:
         raise InputError(f"the workload {options.workload} cannot be read: {reason}") from error
     settings: dict[str, Any] = msgspec.to_builtins(config)
     for section in (settings["target"], *settings["drafters"]):
-        if section["model"]:
-            section["model"] = Path(section["model"]).name
+        for name in ("model", "scripted_answers"):
+            if section.get(name):
+                section[name] = Path(section[name]).name
     return {
         "systems": [str(system) for system in options.systems],
         "num_speculative_tokens": options.num_speculative_tokens,
@@ -107,6 +119,31 @@ def record(options: Options, config: PacelineConfig) -> dict[str, Any]:
         "repeats": options.repeats,
         "config": {name: settings[name] for name in ("target", "drafters", "speculation")},
     }
+
+
+def _max_model_len(target: TargetConfig) -> int | None:
+    """Returns the most tokens of a request; None where only the actors can tell."""
+    if target.max_model_len is not None:
+        return target.max_model_len
+    try:
+        longest = models.read_config(models.resolve(target.model, target.dtype))
+    except ModelError:
+        return None
+    positions = longest.get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None
+
+
+def _check_scripted(
+    systems: Sequence[System], temperatures: Sequence[float], config: PacelineConfig
+) -> None:
+    scripted = {d.name for d in config.drafters if d.method == "scripted"}
+    for system in systems:
+        if system.drafter in scripted and max(temperatures) > 0:
+            raise ConfigError(
+                f"{system} follows plain decoding's answers, which at a temperature above 0 are "
+                f"others each time; leave it out of --systems, or {max(temperatures):g} out of "
+                "--temperature"
+            )
 
 
 def _items(text: str, option: str) -> list[str]:

@@ -12,7 +12,7 @@ from paceline.bench.matrix import Contender
 from paceline.cluster.config import PacelineConfig
 from paceline.cluster.runtime import Side
 from paceline.drafter.config import DrafterConfig
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, ModelError
 from paceline.verifier.colocated import ColocatedSpeculation
 from paceline.verifier.config import TargetConfig
 
@@ -22,10 +22,13 @@ PROCESS_GIB = 1.2
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
-def side(contender: Contender, config: PacelineConfig) -> Side:
+def side(contender: Contender, config: PacelineConfig, answers: Path) -> Side:
     """Returns what ``Runtime`` starts for a contender.
 
     All contenders of a dtype get the same target: threads, executor, limits.
+
+    Args:
+        answers: The file that a scripted drafter will find its answers in, an absolute path.
 
     Raises:
         ConfigError: vLLM cannot draft as the configuration's drafter does.
@@ -39,6 +42,7 @@ def side(contender: Contender, config: PacelineConfig) -> Side:
         num_speculative_tokens=k,
         # The same prompts come again and again: a shared store would know the answers by then.
         suffix_share_across_requests=False,
+        scripted_answers=str(answers),
     )
     if contender.system.kind == "vllm":
         speculative_config = colocated_config(drafter, target)
@@ -83,8 +87,13 @@ def colocated_config(drafter: DrafterConfig, target: TargetConfig) -> dict[str, 
                     f"vllm:{drafter.name} is not possible in {target.dtype}: vLLM's draft model "
                     f"has the target's dtype, but drafters.{drafter.name}.dtype is {drafter.dtype}"
                 )
-            values["model"] = models.resolve(drafter.model, target.dtype)
+            values["model"] = drafter.model
             values["draft_tensor_parallel_size"] = target.tensor_parallel_size
+        case "scripted":
+            raise ConfigError(
+                f"vllm:{drafter.name} is not possible: vLLM drafts by no script; write "
+                f"paceline:{drafter.name}"
+            )
         case _:
             raise ConfigError(
                 f"vllm:{drafter.name} is not possible: vLLM's own {drafter.method} cannot be "
@@ -105,7 +114,11 @@ def needed_gib(side: Side) -> float:
 
 
 def _weights_gib(model: str, dtype: str) -> float:
-    folder = Path(models.resolve(model, dtype))
+    """Returns 0 for a model that is not on this machine."""
+    try:
+        folder = Path(models.resolve(model, dtype))
+    except ModelError:
+        return 0.0
     files = [file for pattern in WEIGHT_FILES for file in folder.glob(pattern)]
     return sum(file.stat().st_size for file in files) / (1 << 30)
 

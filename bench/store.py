@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 
@@ -15,6 +19,10 @@ from paceline.errors import ConfigError
 RUN_FILE = "run.json"
 MEASUREMENTS_FILE = "measurements.jsonl"
 RESULTS_FILE = "results.json"
+ANSWERS_FILE = "answers.jsonl"
+"""What scripted drafters read."""
+LOCK_FILE = "lock"
+"""Held while a run uses the folder. It stays: taking it away would be a race."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +67,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> tuple[int, str, int, float, int]:
         """What tells measurements apart."""
-        return (self.group, self.contender, self.concurrency, self.temperature, self.repeat)
+        return self.key_of(self.contender)
+
+    def key_of(self, contender: str) -> tuple[int, str, int, float, int]:
+        """Returns the key of another contender's measurement at the same place."""
+        return (self.group, contender, self.concurrency, self.temperature, self.repeat)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +85,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Store:
-    """The measurements of one output folder."""
+    """The measurements of one output folder; use it with ``with``, nobody else can meanwhile."""
 
     def __init__(self, folder: Path, run: Run) -> None:
         self._folder = folder
+        self._lock: int | None = None
         self.run = run
         self._measurements: dict[tuple[int, str, int, float, int], Measurement] = {}
 
@@ -86,24 +99,44 @@ class Store:
 
         Raises:
             ConfigError: the folder is not empty and ``resume`` is not set, it holds measurements
-                of something else, or it cannot be written.
+                of something else, another run uses it, or it cannot be written.
         """
         store = cls(folder, run)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not any(folder.iterdir()):
-                _write(folder / RUN_FILE, msgspec.json.encode(run))
-            elif resume:
-                store._take_up()
-            else:
-                raise ConfigError(
-                    f"the output {folder} exists and is not empty; name another folder, or add "
-                    "--resume to go on with what is in it"
-                )
-        except OSError as error:
-            reason = (error.strerror or "").lower()
-            raise ConfigError(f"the output {folder} cannot be written: {reason}") from error
+        with contextlib.ExitStack() as stack:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if (folder / RUN_FILE).exists() or not store._is_used():
+                    store._acquire()  # in a folder of something else nothing is left
+                    stack.callback(store.close)
+                if store._is_used():
+                    if not resume:
+                        raise ConfigError(
+                            f"the output {folder} exists and is not empty; name another folder, or "
+                            "add --resume to go on with what is in it"
+                        )
+                    store._take_up()
+            except OSError as error:
+                reason = (error.strerror or "").lower()
+                raise ConfigError(f"the output {folder} cannot be written: {reason}") from error
+            stack.pop_all()
         return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets others use the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def __iter__(self) -> Iterator[Measurement]:
         return iter(self._measurements.values())
@@ -118,7 +151,9 @@ class Store:
         return self._measurements.get((group, contender, concurrency, temperature, repeat))
 
     def add(self, measurement: Measurement) -> None:
-        """Keeps a finished measurement: one line, written at once."""
+        """Keeps a finished measurement: one line, written at once; before the first one the run."""
+        if not self._measurements:
+            _write(self._folder / RUN_FILE, msgspec.json.encode(self.run))
         self._measurements[measurement.key] = measurement
         line = msgspec.json.encode(measurement) + b"\n"
         file = os.open(
@@ -134,6 +169,24 @@ class Store:
         """Writes ``results.json``, whole or not at all."""
         text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
         _write(self._folder / RESULTS_FILE, text.encode())
+
+    def _is_used(self) -> bool:
+        """Whether there is more than a start leaves that failed before it measured anything."""
+        return not {path.name for path in self._folder.iterdir()} <= {LOCK_FILE, ANSWERS_FILE}
+
+    def _acquire(self) -> None:
+        lock = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if error.errno != errno.EWOULDBLOCK:
+                raise
+            raise ConfigError(
+                f"the output {self._folder} is used by another run; wait for its end, or name "
+                "another folder"
+            ) from error
+        self._lock = lock
 
     def _take_up(self) -> None:
         try:
@@ -159,8 +212,14 @@ class Store:
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             os.truncate(path, len(whole))  # the last run ended in the middle of a line
-        for line in whole.splitlines():
-            measurement = msgspec.json.decode(line, type=Measurement)
+        for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+            try:
+                measurement = msgspec.json.decode(line, type=Measurement)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"{path}, line {number} is damaged ({error}); delete this line, so that it is "
+                    "measured again, or name another folder"
+                ) from error
             self._measurements[measurement.key] = measurement
 
 

@@ -55,6 +55,12 @@ def _parse(text: str, config: PacelineConfig) -> System:
             return System(kind="vllm", drafter=drafter)
         if kind == "paceline":
             return System(kind="paceline", drafter=drafter, mode=_mode(text, at, mode, config))
+    if not drafter and kind in ("vllm", "paceline") and not at:
+        known = ", ".join(names) or "none"
+        raise ConfigError(
+            f"--systems names '{text}' without a drafter; write {kind}:NAME, where NAME is one of "
+            f"the configuration's drafters ({known})"
+        )
     if kind not in ("vllm", "paceline") or (kind == "vllm" and at):
         raise ConfigError(f"--systems names '{text}', which is no system; there are {FORMS}")
     nearest = difflib.get_close_matches(drafter, names, n=1, cutoff=0.5)

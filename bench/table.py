@@ -11,24 +11,38 @@ HEADERS = (
 )
 
 
+SIMULATED = (
+    "simulated: the draft is a script that knows plain decoding's answers; how often it is right, "
+    "and the processor time it takes, are set by the configuration (scripted_accuracy, "
+    "scripted_forward_ms). All else is real."
+)
+
+
 def table(cells: Sequence[dict[str, Any]]) -> str:
-    """Returns a line for each cell; "-" is undefined. Latencies are medians."""
+    """Returns a line for each cell, and what a mark in them means; "-" is undefined.
+
+    Latencies are medians.
+    """
     rows = [HEADERS, *(_row(cell) for cell in cells)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADERS))]
-    return "\n".join(
+    lines = [
         "  ".join(
             text.ljust(width) if column == 0 else text.rjust(width)
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
-    )
+    ]
+    if any(cell["simulated"] for cell in cells):
+        lines.append(SIMULATED)
+    return "\n".join(lines)
 
 
 def _row(cell: dict[str, Any]) -> tuple[str, ...]:
     drafter = f":{cell['drafter']}" if cell["drafter"] else ""
     mode = f"@{cell['mode']}" if cell["mode"] else ""
+    mark = " (simulated)" if cell["simulated"] else ""
     return (
-        f"{cell['system']}{drafter}{mode}",
+        f"{cell['system']}{drafter}{mode}{mark}",
         _number(cell["num_speculative_tokens"], 0),
         cell["dtype"],
         str(cell["concurrency"]),

@@ -143,7 +143,7 @@ def _parse(number: int, raw: bytes) -> Prompt | BrokenLine:
         id=line_id,
         prompt=prompt,
         messages=messages,
-        category=str(values.get("category", "")),
+        category="" if values.get("category") is None else str(values["category"]),
         sampling=sampling,
     )
 

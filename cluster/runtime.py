@@ -92,19 +92,31 @@ def check_sides(config: PacelineConfig, sides: Sequence[Side]) -> None:
     Raises:
         UserError: a side cannot be started as configured.
     """
-    if _address(config) is not None:
+    if cluster_address(config) is not None:
         return
     if config.transport.control != "auto":
         probe_bind(config.transport.control)
     for side in sides:
         resolved = check_target(side.target)
+        if side.colocated is not None:
+            side.colocated.resolved(side.target.dtype)
         for drafter in side.drafters:
             check_drafter(drafter, resolved, side.target.dtype)
 
 
-def _address(config: PacelineConfig) -> str | None:
+def cluster_address(config: PacelineConfig) -> str | None:
     """Returns the Ray cluster to join; None: a Ray of this run's own."""
     return config.cluster.address or os.environ.get("RAY_ADDRESS")
+
+
+def node_resources(address: str) -> list[dict[str, float]]:
+    """Joins a Ray cluster for a moment; returns what each of its nodes offers to actors.
+
+    Raises:
+        ConfigError: it cannot be joined.
+    """
+    with _ray(address, 0):
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 class Runtime:
@@ -156,7 +168,7 @@ class Runtime:
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         config = self._config
-        address = _address(config)
+        address = cluster_address(config)
         check_sides(config, self._sides)
         run_folder = Path(tempfile.mkdtemp(prefix="paceline-"))
         stack.push(_Removal(run_folder))

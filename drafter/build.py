@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.model import DraftModel
 from paceline.drafter.ngram import NgramDrafter
+from paceline.drafter.scripted import ScriptedDrafter
 from paceline.drafter.suffix import SuffixDrafter
 
 
@@ -18,6 +19,8 @@ def build_draft_model(config: DrafterConfig, target_dtype: str) -> DraftModel:
         return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     if config.method == "suffix":
         return SuffixDrafter(config)
+    if config.method == "scripted":
+        return ScriptedDrafter(config)
     assert config.method == "draft_model", "checked by DrafterConfig"
     # Only now: a drafter without a model needs no torch.
     from paceline.drafter.draft_model import CausalLMDrafter

@@ -12,6 +12,8 @@ METHODS = {
     "ngram": "prompt lookup: continues the longest recent n-gram that occurred before; no model",
     "suffix": "suffix decoding: the most frequent continuation of what occurred before; no model",
     "draft_model": "a small causal language model with the target's vocabulary",
+    "scripted": "a simulated draft for measurements: right with a set probability, spends a set "
+    "time; never for serving",
 }
 """What each method is, for messages and docs."""
 
@@ -57,6 +59,15 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
     suffix_max_cached_requests: int = 1000
     """``suffix``: finished requests to keep for that, the least recently used are dropped."""
+    scripted_accuracy: float = 0.75
+    """``scripted``: probability, token by token, that the draft's first choice is the target's."""
+    scripted_forward_ms: float = 8.0
+    """``scripted``: CPU time of one forward, which is one draft step of the whole batch."""
+    scripted_answers: str | None = None
+    """``scripted``: JSON lines ``{"prompt_ids": […], "token_ids": […]}``, what the target answers.
+    ``paceline bench`` makes the file itself."""
+    scripted_seed: int = 0
+    """``scripted``: another seed is wrong at other positions."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name.encode()) <= MAX_NAME:
@@ -67,7 +78,7 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"method '{self.method}' is unknown; {hint}")
         if self.method == "draft_model" and not self.model:
             raise ValueError("method draft_model needs a model: an alias, a folder or a hub id")
-        if self.method in ("ngram", "suffix") and self.model:
+        if self.method != "draft_model" and self.model:
             raise ValueError(
                 f"method {self.method} has no model, but model is {self.model}; leave it out"
             )
@@ -102,6 +113,14 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(
                 f"suffix_max_cached_requests is {self.suffix_max_cached_requests}, it must be at "
                 "least 1; to share nothing leave suffix_share_across_requests out"
+            )
+        if not 0 <= self.scripted_accuracy <= 1:
+            raise ValueError(
+                f"scripted_accuracy is {self.scripted_accuracy}, it lies between 0 and 1"
+            )
+        if not 0 <= self.scripted_forward_ms <= 60_000:
+            raise ValueError(
+                f"scripted_forward_ms is {self.scripted_forward_ms}, it lies between 0 and 60000"
             )
 
     @property

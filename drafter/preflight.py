@@ -6,6 +6,7 @@ import os
 
 from paceline import models
 from paceline.drafter.config import DrafterConfig
+from paceline.drafter.scripted import answers_path
 from paceline.errors import ModelError
 
 
@@ -13,8 +14,11 @@ def check_drafter(config: DrafterConfig, target: str, target_dtype: str) -> None
     """Checks the draft's folder, and its tokenizer against that of the folder ``target``.
 
     Raises:
+        ConfigError: a scripted draft has no answers to follow.
         ModelError: the draft is missing or truncated, or has another tokenizer than the target.
     """
+    if config.method == "scripted":
+        answers_path(config)
     if config.model is None:
         return
     resolved = models.resolve(config.model, config.dtype or target_dtype)

@@ -6,12 +6,25 @@ from typing import Any
 
 import msgspec
 
+from paceline import models
+
 
 class ColocatedSpeculation(msgspec.Struct, frozen=True, kw_only=True):
     """The draft runs in the target's own process, by vLLM's code alone."""
 
     speculative_config: dict[str, Any]
-    """vLLM's argument of this name."""
+    """vLLM's argument of this name; a ``model`` in it is named as in the configuration file."""
+
+    def resolved(self, dtype: str) -> dict[str, Any]:
+        """Returns vLLM's argument with the model's folder, on the machine that loads it.
+
+        Raises:
+            ModelError: the model is not there.
+        """
+        values = dict(self.speculative_config)
+        if "model" in values:
+            values["model"] = models.resolve(values["model"], dtype)
+        return values
 
 
 def read_counts(metrics: Any, method: str) -> dict[str, Any]:

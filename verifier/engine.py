@@ -131,8 +131,8 @@ class VerifierEngine:
         match self._speculation:
             case Speculation() as speculation:
                 arguments.update(self._speculative_args(resolved, speculation))
-            case ColocatedSpeculation(speculative_config=speculative_config):
-                arguments["speculative_config"] = speculative_config
+            case ColocatedSpeculation() as colocated:
+                arguments["speculative_config"] = colocated.resolved(target.dtype)
                 arguments["per_request_spec_decode_metrics"] = "detailed"
         return AsyncEngineArgs(**arguments)
 

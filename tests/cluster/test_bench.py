@@ -110,3 +110,38 @@ def test_three_systems_take_turns(paceline: Callable[..., Finished], tmp_path: P
     other = paceline(*arguments, "--resume", "--max-tokens", "17")
     assert other.code == 2
     assert f"was measured with max_tokens {MAX_TOKENS}" in other.err
+
+
+def test_a_simulated_draft_and_the_target_as_its_own(
+    paceline: Callable[..., Finished], write_config: Callable[..., str], tmp_path: Path
+) -> None:
+    model, output = "smollm2-135m-instruct", tmp_path / "out"
+    config = write_config(
+        target={"model": model, "dtype": "float32", "max_model_len": 256, "max_num_seqs": 1},
+        drafters=[
+            {"name": "sim", "method": "scripted", "scripted_forward_ms": 1},
+            {"name": "self", "method": "draft_model", "model": model},
+        ],
+        speculation={"patience_ms": 30_000},
+    )
+    workload = tmp_path / "w.jsonl"
+    lines = [{"prompt": "Count: one two three"}, {"prompt": "The weather is", "category": None}]
+    workload.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
+    done = paceline(
+        *("bench", "--config", config, "--workload", str(workload), "--output", str(output)),
+        *("--systems", "paceline:sim,vllm:self", "--num-speculative-tokens", "3"),
+        *("--max-tokens", "32", "--repeats", "1"),
+        timeout=580,
+    )
+    assert done.code == 0, done.err
+    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    plain, scripted, vllm = results["cells"]
+    assert [cell["simulated"] for cell in results["cells"]] == [False, True, False]
+    for cell in (scripted, vllm):
+        assert all(d["top_two_gap"] < TIE for d in cell["differences"])
+    assert vllm["acceptance_rate"] > 0.9, "the target agrees with itself"
+    # About 60 draws with probability 0.75, of which the same ones are right each time.
+    assert 0.5 <= scripted["accepted_per_position"][0] <= 0.95
+    assert f"paceline:sim@{scripted['mode']} (simulated)" in done.out
+    assert len((output / "answers.jsonl").read_bytes().splitlines()) == len(lines)
+    assert plain["num_errors"] == scripted["num_errors"] == vllm["num_errors"] == 0

@@ -125,6 +125,7 @@ def test_equality_counts_every_prompt_of_every_repeat() -> None:
     differs = [Difference(id="b", position=7, top_two_gap=0.25)]
     pair = [record((1, 1), id="a"), record((1, 1), id="b")]
     made = figures(
+        *(measurement(PLAIN_CONTENDER, *pair, repeat=repeat) for repeat in range(2)),
         measurement(NGRAM_CONTENDER, *pair, differences=[]),
         measurement(NGRAM_CONTENDER, *pair, differences=differs, repeat=1),
     )
@@ -137,9 +138,27 @@ def test_what_was_not_compared_is_neither_equal_nor_unequal() -> None:
     assert (made["equal_to_plain"], made["differences"]) == (None, None)
 
 
+def test_an_output_that_plain_decoding_does_not_have_is_neither_equal_nor_unequal() -> None:
+    pair, failed = [record((1, 1)), record((1, 1))], record(error="too long")
+    ours = measurement(NGRAM_CONTENDER, *pair, differences=[])
+    made = figures(measurement(PLAIN_CONTENDER, failed, failed), ours)
+    assert (made["equal_to_plain"], made["differences"]) == (None, None)
+    differs = [Difference(id="a", position=0, top_two_gap=None)]
+    half = measurement(NGRAM_CONTENDER, *pair, differences=differs)
+    made = figures(measurement(PLAIN_CONTENDER, record((1, 1)), failed), half)
+    assert made["equal_to_plain"] == 0.0, "one was compared, not two"
+
+
+def test_a_scripted_draft_is_marked() -> None:
+    ours = measurement(NGRAM_CONTENDER, record((1, 1)))
+    assert cell(NGRAM_CONTENDER, LOAD, "scripted", [ours])["simulated"] is True
+    assert cell(NGRAM_CONTENDER, LOAD, "ngram", [ours])["simulated"] is False
+
+
 def test_prompts_that_failed_are_counted_once_and_in_no_figure() -> None:
     failed = record(id="long", error="too long", token_ids=[])
     made = figures(
+        *(measurement(PLAIN_CONTENDER, record((1, 4)), failed, repeat=i) for i in range(2)),
         measurement(NGRAM_CONTENDER, record((1, 4)), failed, differences=[]),
         measurement(NGRAM_CONTENDER, record((1, 4)), failed, differences=[], repeat=1),
     )
@@ -149,7 +168,9 @@ def test_prompts_that_failed_are_counted_once_and_in_no_figure() -> None:
 
 
 def test_if_nothing_was_served_everything_is_null() -> None:
-    made = figures(measurement(NGRAM_CONTENDER, record(error="too long"), differences=[]))
+    failed = record(error="too long")
+    ours = measurement(NGRAM_CONTENDER, failed, differences=[])
+    made = figures(measurement(PLAIN_CONTENDER, failed), ours)
     for name in (
         *("output_tokens_per_s", "output_tokens_per_s_iqr", "ratio_to_plain", "round_ms"),
         *("exposed_wait_ms", "acceptance_rate", "equal_to_plain"),

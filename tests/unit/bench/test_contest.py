@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from paceline.bench import contest
-from paceline.bench.contest import Contest, first_difference
+from paceline.bench.contest import Contest, Script, first_difference
 from paceline.bench.matrix import Load
 from paceline.bench.store import Difference, Run, Store
 from paceline.cluster.inputs import Prompt
 from paceline.cluster.runtime import Runtime
-from paceline.errors import InputError
+from paceline.errors import InputError, RefusedError, UserError
 from paceline.verifier.engine import GenerationRequest
 from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, counts
 
@@ -77,31 +78,42 @@ class ScriptedRuntime:
 
     def __init__(self, ray: ScriptedRay) -> None:
         self.targets = {name: ScriptedActor(name, ray) for name in (PLAIN, NGRAM)}
+        self.problem: UserError | None = None
 
     def check_drafters(self) -> None:
-        raise AssertionError("somebody was always done")
+        if self.problem is not None:
+            raise self.problem
 
 
 class Rig:
     """A contest of two over prompts named a, b, c, …"""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer, num_prompts: int = 2
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        answer: Answer,
+        num_prompts: int = 2,
+        scripted: bool = False,
     ) -> None:
         self.ray = ScriptedRay(answer)
         monkeypatch.setattr(contest, "ray", self.ray)
-        self.store = Store.open(folder, RUN, resume=True)
+        with Store.open(folder, RUN, resume=True) as self.store:
+            pass  # what adds to it needs no lock
         self.num_finished = 0
+        self.runtime = ScriptedRuntime(self.ray)
+        self.answers = folder / "answers.jsonl"
         self.contest = Contest(
             group=0,
             contenders=[PLAIN_CONTENDER, NGRAM_CONTENDER],
-            runtime=cast(Runtime, ScriptedRuntime(self.ray)),
+            runtime=cast(Runtime, self.runtime),
             prompts=[
                 Prompt(line=i, id=name, prompt=name, sampling={"max_tokens": 7, "top_k": 3})
                 for i, name in enumerate("abcdefghijkl"[:num_prompts])
             ],
             max_tokens=16,
             store=self.store,
+            script=Script(contenders=frozenset([NGRAM] if scripted else []), path=self.answers),
             finished=self.count,
         )
 
@@ -224,6 +236,82 @@ def test_a_warm_up_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     rig.contest.warm_up(concurrency=3)
     assert [name for name, _ in rig.ray.calls] == [PLAIN] * 3 + [NGRAM] * 3
     assert len(rig.store) == 0
+
+
+def test_a_drafter_that_gives_up_while_everybody_is_busy_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(name: str, request: GenerationRequest) -> list[int]:
+        rig.runtime.problem = RefusedError("another vocabulary")
+        return [1]
+
+    rig = Rig(tmp_path, monkeypatch, answer)
+    with pytest.raises(RefusedError, match="another vocabulary"):
+        rig.run()
+    assert rig.order() == [(PLAIN, "a")] and len(rig.store) == 0
+
+
+def answers(path: Path) -> list[tuple[list[int], list[int]]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(line["prompt_ids"], line["token_ids"]) for line in lines]
+
+
+def test_a_scripted_drafter_finds_plain_decodings_answers_when_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    concurrency = 1
+
+    def answer(name: str, request: GenerationRequest) -> list[int]:
+        if name == NGRAM:
+            expected = [([ord(p)], [ord(p), concurrency]) for p in "abcdef"]
+            assert answers(rig.answers) == expected
+        return [ord(request.prompt or ""), concurrency]
+
+    rig = Rig(tmp_path, monkeypatch, answer, num_prompts=6, scripted=True)
+    rig.run()
+    assert rig.order()[:7] == [*((PLAIN, p) for p in "abcdef"), (PLAIN, "a")]
+    assert len(rig.ray.calls) == 3 * 6
+    concurrency = 2
+    rig.run(concurrency=2)  # where a tie may fall otherwise
+    concurrency = 1
+    rig.run(repeat=1)
+    assert len(rig.ray.calls) == 3 * 6 + 3 * 6 + 2 * 6, "once for each load"
+
+
+def test_a_prompt_that_plain_decoding_cannot_serve_has_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(name: str, request: GenerationRequest) -> list[int]:
+        if request.prompt == "a":
+            raise InputError("the prompt is too long")
+        return [1]
+
+    rig = Rig(tmp_path, monkeypatch, answer, scripted=True)
+    rig.run()
+    assert answers(rig.answers) == [([ord("b")], [1])]
+
+
+def test_going_on_with_scripted_drafters_begins_with_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Rig(tmp_path, monkeypatch, always(1), scripted=True).run()
+    path = tmp_path / "measurements.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])  # plain's alone
+    again = Rig(tmp_path, monkeypatch, always(1), scripted=True)
+    again.answers.unlink()
+    again.run()
+    assert again.order() == [(PLAIN, "a"), (PLAIN, "b"), (NGRAM, "a"), (NGRAM, "b")]
+    assert len(answers(again.answers)) == 2
+    again.run()
+    assert len(again.ray.calls) == 4, "who has nothing to measure needs no answers"
+
+
+def test_without_scripted_drafters_no_answers_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch, always(1))
+    rig.run()
+    assert not rig.answers.exists() and len(rig.ray.calls) == 4
 
 
 @pytest.mark.parametrize(

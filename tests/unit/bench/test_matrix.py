@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.bench.matrix import MAX_RESIDENT, contenders, groups, max_resident
+from paceline.bench.matrix import contenders, groups
 from paceline.bench.systems import PLAIN, System
 from tests.unit.bench.made import NGRAM
 
@@ -51,10 +50,3 @@ def test_an_engine_fewer_in_memory_is_a_group_more() -> None:
     everybody = contenders([PLAIN, VLLM, NGRAM], [2, 4], ["float32"])
     assert [len(group) for group in groups(everybody, 5)] == [5]
     assert [len(group) for group in groups(everybody, 4)] == [4, 2]
-
-
-@pytest.mark.parametrize(
-    ("available", "expected"), [(0.5, 2), (2.4, 2), (10.0, 4), (2000.0, MAX_RESIDENT)]
-)
-def test_as_many_are_resident_as_there_is_room_for(available: float, expected: int) -> None:
-    assert max_resident(2.5, available) == expected

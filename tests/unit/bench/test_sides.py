@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,24 +13,28 @@ from paceline.bench.sides import bench_target, colocated_config, side
 from paceline.bench.systems import System
 from paceline.drafter.config import DrafterConfig
 from paceline.errors import ConfigError
+from paceline.scheduler.config import SpeculationConfig
 from paceline.verifier.config import TargetConfig
 from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, config
 
 VLLM = Contender(
     system=System(kind="vllm", drafter="ngram"), dtype="float32", num_speculative_tokens=2
 )
+ANSWERS = Path("/results/answers.jsonl")
 
 
 def test_all_sides_have_the_same_target() -> None:
     whole = config(threads=2, max_num_seqs=4)
-    sides = [side(contender, whole) for contender in (PLAIN_CONTENDER, NGRAM_CONTENDER, VLLM)]
+    sides = [
+        side(contender, whole, ANSWERS) for contender in (PLAIN_CONTENDER, NGRAM_CONTENDER, VLLM)
+    ]
     assert [one.target for one in sides] == [bench_target(whole.target, "float32")] * 3
     assert sides[0].target.threads == 2
     assert len({one.name for one in sides}) == 3
 
 
 def test_plain_has_nobody_who_drafts() -> None:
-    made = side(PLAIN_CONTENDER, config())
+    made = side(PLAIN_CONTENDER, config(), ANSWERS)
     assert not made.drafters and made.colocated is None
 
 
@@ -38,7 +43,7 @@ def test_only_the_named_drafter_drafts_with_the_k_of_the_contender() -> None:
         DrafterConfig(name="other", method="ngram"),
         DrafterConfig(name="ngram", method="ngram", num_speculative_tokens=7, replicas=3),
     )
-    made = side(NGRAM_CONTENDER, whole)
+    made = side(NGRAM_CONTENDER, whole, ANSWERS)
     [drafter] = made.drafters
     assert (drafter.name, drafter.num_speculative_tokens, drafter.replicas) == ("ngram", 2, 3)
     assert made.speculation.mode == "lockstep"
@@ -47,7 +52,7 @@ def test_only_the_named_drafter_drafts_with_the_k_of_the_contender() -> None:
 
 def test_vllm_looks_up_the_same_ngrams() -> None:
     drafter = DrafterConfig(name="ngram", method="ngram", prompt_lookup_min=3, prompt_lookup_max=5)
-    made = side(VLLM, config(drafter))
+    made = side(VLLM, config(drafter), ANSWERS)
     assert not made.drafters and made.colocated is not None
     assert made.colocated.speculative_config == {
         "method": "ngram",
@@ -81,3 +86,21 @@ def test_vllms_draft_model() -> None:
 def test_vllms_draft_model_has_the_targets_dtype() -> None:
     with pytest.raises(ConfigError, match=r"drafters.small.dtype is float16"):
         colocated_config(draft_model(dtype="float16"), TargetConfig(model="m"))
+
+
+def test_a_scripted_drafter_reads_the_answers_of_this_run() -> None:
+    drafter = DrafterConfig(name="s", method="scripted", scripted_answers="another.jsonl")
+    system = System(kind="paceline", drafter="s", mode=SpeculationConfig().mode)
+    contender = Contender(system=system, dtype="float32", num_speculative_tokens=3)
+    [made] = side(contender, config(drafter), ANSWERS).drafters
+    assert made.scripted_answers == str(ANSWERS)
+    assert (made.method, made.num_speculative_tokens) == ("scripted", 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [("scripted", "drafts by no script; write paceline:d"), ("suffix", "own suffix cannot be")],
+)
+def test_what_vllm_cannot_draft_by(method: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"vllm:d is not possible: .*{expected}"):
+        colocated_config(DrafterConfig(name="d", method=method), TargetConfig(model="m"))

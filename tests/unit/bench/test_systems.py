@@ -49,7 +49,11 @@ def test_a_system_is_written_as_it_was_named(text: str) -> None:
         ("simulated:ngram", "which is no system"),
         ("vllm:ngrm", "the configuration has no drafter 'ngrm'; did you mean 'ngram'?"),
         ("paceline:other", "no drafter 'other'; it has ngram, small:v2"),
-        ("paceline", "no drafter ''"),
+        ("vllm", "'vllm' without a drafter; write vllm:NAME, where NAME is one of"),
+        (
+            "paceline:",
+            "write paceline:NAME, where NAME is one of the configuration's drafters (ng",
+        ),
         ("paceline:ngram@pipelind", "there is no mode 'pipelind'; there are lockstep"),
         ("paceline:ngram@", "there is no mode ''"),
     ],

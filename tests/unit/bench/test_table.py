@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.bench.cells import cell
 from paceline.bench.matrix import Load
-from paceline.bench.table import HEADERS, table
+from paceline.bench.table import HEADERS, SIMULATED, table
 from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, counts, measurement, record
 
 LOAD = Load(concurrency=1, temperature=0.0)
@@ -38,3 +38,14 @@ def test_the_columns_are_aligned() -> None:
         assert all(
             line[end - 1] != " " and line[end : end + 2].strip() == "" for line in (plain, ngram)
         )
+
+
+def test_what_is_simulated_is_marked_and_a_note_says_what_that_means() -> None:
+    cells = [
+        cell(PLAIN_CONTENDER, LOAD, None, MEASURED),
+        cell(NGRAM_CONTENDER, LOAD, "scripted", MEASURED),
+    ]
+    _, plain, scripted, note = table(cells).splitlines()
+    assert scripted.startswith(f"{NGRAM_CONTENDER.system} (simulated)  ")
+    assert "simulated" not in plain
+    assert note == SIMULATED and "scripted_accuracy" in note

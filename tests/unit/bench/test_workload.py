@@ -41,6 +41,12 @@ def test_lines_without_a_category_keep_their_order(tmp_path: Path) -> None:
     assert [prompt.prompt for prompt in load_workload(path, None)] == ["x", "y"]
 
 
+def test_a_category_that_is_null_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    path.write_text('{"prompt": "x", "category": null}\n{"prompt": "y"}\n')
+    assert [prompt.category for prompt in load_workload(path, None)] == ["", ""]
+
+
 @pytest.mark.parametrize(
     ("text", "categories", "expected"),
     [

@@ -72,6 +72,14 @@ WRONG: list[tuple[type[Config], dict[str, Any], str]] = [
     (DrafterConfig, {"suffix_min_token_prob": 1.1}, r"suffix_min_token_prob is 1\.1.* 0 and 1"),
     (DrafterConfig, {"suffix_min_token_prob": float("nan")}, "suffix_min_token_prob is nan"),
     (DrafterConfig, {"suffix_max_cached_requests": 0}, "leave suffix_share_across_requests out"),
+    (DrafterConfig, {"method": "scripted", "model": "m"}, "scripted has no model, but model is m"),
+    (DrafterConfig, {"scripted_accuracy": 1.1}, r"scripted_accuracy is 1\.1.* 0 and 1"),
+    (DrafterConfig, {"scripted_accuracy": float("nan")}, "scripted_accuracy is nan"),
+    (
+        DrafterConfig,
+        {"scripted_forward_ms": -1},
+        r"scripted_forward_ms is -1\.0, it lies",
+    ),
     (DrafterConfig, {"device": "tpu"}, "device: .*'tpu'"),
     (DrafterConfig, {"dtype": "int4"}, "dtype: .*'int4'"),
 ]
@@ -101,6 +109,8 @@ def test_a_wrong_value_is_named(
         (DrafterConfig, {"method": "draft_model", "model": "m", "device": "cuda"}),
         (DrafterConfig, {"suffix_max_tree_depth": 2, "suffix_min_token_prob": 0}),
         (DrafterConfig, {"suffix_max_spec_factor": 32, "suffix_min_token_prob": 1}),
+        (DrafterConfig, {"method": "scripted", "scripted_accuracy": 0, "scripted_forward_ms": 0}),
+        (DrafterConfig, {"method": "scripted", "scripted_accuracy": 1}),
     ],
     ids=name_of,
 )

@@ -11,7 +11,7 @@ from paceline.drafter.build import build_draft_model
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.ngram import NgramDrafter
 from paceline.drafter.preflight import check_drafter
-from paceline.errors import ModelError
+from paceline.errors import ConfigError, ModelError
 
 
 @pytest.fixture
@@ -81,3 +81,10 @@ def test_the_configured_lengths_reach_the_look_up() -> None:
     model = build_draft_model(config, "float32")
     assert isinstance(model, NgramDrafter)
     assert (model._shortest, model._longest) == (1, 1)
+
+
+def test_a_scripted_draft_needs_answers() -> None:
+    with pytest.raises(ConfigError, match="drafter s: method scripted is for paceline bench"):
+        check_drafter(DrafterConfig(name="s", method="scripted"), "org/target", "float32")
+    with_answers = DrafterConfig(name="s", method="scripted", scripted_answers="a.jsonl")
+    check_drafter(with_answers, "org/target", "float32")
