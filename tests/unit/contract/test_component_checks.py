@@ -61,7 +61,8 @@ WRONG: list[tuple[type[Config], dict[str, Any], str]] = [
     (DrafterConfig, {"prompt_lookup_min": 0}, r"prompt_lookup_min is 0.*\(4\)"),
     (DrafterConfig, {"prompt_lookup_min": 5}, r"prompt_lookup_min is 5.*\(4\)"),
     (DrafterConfig, {"method": "suffix", "model": "m"}, "suffix has no model, but model is m"),
-    (DrafterConfig, {"suffix_max_tree_depth": 1}, "suffix_max_tree_depth is 1.* at least 2"),
+    (DrafterConfig, {"suffix_max_tree_depth": 1}, "suffix_max_tree_depth is 1, .* 2 and 256"),
+    (DrafterConfig, {"suffix_max_tree_depth": 257}, "suffix_max_tree_depth is 257"),
     (
         DrafterConfig,
         {"suffix_max_spec_factor": 0},
@@ -72,6 +73,9 @@ WRONG: list[tuple[type[Config], dict[str, Any], str]] = [
     (DrafterConfig, {"suffix_min_token_prob": 1.1}, r"suffix_min_token_prob is 1\.1.* 0 and 1"),
     (DrafterConfig, {"suffix_min_token_prob": float("nan")}, "suffix_min_token_prob is nan"),
     (DrafterConfig, {"suffix_max_cached_requests": 0}, "leave suffix_share_across_requests out"),
+    (DrafterConfig, {"suffix_max_cached_requests": 100_001}, "between 1 and 100000"),
+    (DrafterConfig, {"suffix_max_cached_tokens": 0}, "suffix_max_cached_tokens is 0"),
+    (DrafterConfig, {"suffix_max_cached_tokens": 10**8 + 1}, "between 1 and 100000000"),
     (DrafterConfig, {"device": "tpu"}, "device: .*'tpu'"),
     (DrafterConfig, {"dtype": "int4"}, "dtype: .*'int4'"),
 ]
