@@ -172,7 +172,6 @@ class _Job:
         self._write = write
         self._fingerprint_of = fingerprint_of
         self._num_sent = 0
-        self._num_done = 0
         self._last_progress = time.monotonic()
         self.num_broken = 0
         self.drafted = Totals()
@@ -182,15 +181,15 @@ class _Job:
         """Runs all prompts."""
         good = self._without_broken(prompts)
         if self.comparison is None:
-            for prompt, result in self._stream(self._drafted, good, self.drafted):
+            for prompt, result in self._stream(self._drafted, good, self.drafted, "done"):
                 self._finish(prompt, result, None)
             return
         for actor in (self._drafted, self._plain):
             self._warm_up(actor)
         # Block by block on both sides, so that a machine whose speed drifts treats them alike.
         while block := list(itertools.islice(good, self._window)):
-            drafted = dict(self._stream(self._drafted, block, self.drafted))
-            plain = dict(self._stream(self._plain, block, self.comparison.plain))
+            drafted = dict(self._stream(self._drafted, block, self.drafted, "done with drafts"))
+            plain = dict(self._stream(self._plain, block, self.comparison.plain, "done plainly"))
             for prompt in block:
                 self._finish(prompt, drafted[prompt], plain[prompt])
 
@@ -202,9 +201,12 @@ class _Job:
                 self._fail(prompt.line, prompt.id, prompt.reason)
 
     def _stream(
-        self, actor: Any, prompts: Iterable[Prompt], totals: Totals
+        self, actor: Any, prompts: Iterable[Prompt], totals: Totals, what: str
     ) -> Iterator[tuple[Prompt, dict[str, Any] | PacelineError]]:
-        """Keeps up to two windows in flight: one runs, one is ready to be admitted."""
+        """Keeps up to two windows in flight: one runs, one is ready to be admitted.
+
+        ``what`` has become of a finished request, for the progress.
+        """
         waiting = iter(prompts)
         pending: dict[Any, Prompt] = {}
         started = time.monotonic()
@@ -227,7 +229,7 @@ class _Job:
             totals.seconds += time.monotonic() - started
             started = time.monotonic()
             self._report_drafters()
-            self._show_progress()
+            self._show_progress(totals, what)
         totals.seconds += time.monotonic() - started
 
     def _send(self, actor: Any, prompt: Prompt, **sampling: Any) -> Any:
@@ -254,7 +256,6 @@ class _Job:
         if isinstance(result, PacelineError):
             self._fail(prompt.line, prompt.id, str(result))
             return
-        self._num_done += 1
         # The first three in this order: `resume` knows by them a line that was cut off.
         line = {
             "id": prompt.id,
@@ -309,12 +310,12 @@ class _Job:
         except UserError as error:
             _say(f"{error}; its requests go on undrafted")
 
-    def _show_progress(self) -> None:
+    def _show_progress(self, totals: Totals, what: str) -> None:
         if time.monotonic() - self._last_progress >= 5:
             self._last_progress = time.monotonic()
             _say(
-                f"{self._num_done} of {self._total} done after {self.drafted.seconds:.0f} s, "
-                f"{self.drafted.tokens} tokens"
+                f"{totals.requests} of {self._total} {what} after {totals.seconds:.0f} s, "
+                f"{totals.tokens} tokens"
             )
 
 
