@@ -13,6 +13,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 CONFIG = str(Path(__file__).parents[2] / "ray_configs" / "quickstart.yaml")
 
 
+def test_an_engine_argument_that_this_vllm_does_not_know(
+    paceline: Callable[..., Finished], write_config: Callable[..., str]
+) -> None:
+    target = {"model": "smollm2-135m-instruct", "dtype": "float32", "max_model_len": 512}
+    config = write_config(target={**target, "engine_args": {"enforce_eagre": True}})
+    done = paceline("doctor", "--config", config)
+    assert done.code == 2, done.out + done.err
+    [failed] = [line for line in done.out.splitlines() if line.startswith("fail")]
+    sentence = "target.engine_args.enforce_eagre is no argument of vLLM's; did you mean "
+    assert failed == f"fail  engine_args: {sentence}'enforce_eager'?"
+
+
 def test_the_self_test_accepts_the_target_s_own_drafts(paceline: Callable[..., Finished]) -> None:
     done = paceline("doctor", "--config", CONFIG, "--self-test")
     assert done.code == 0, done.out + done.err

@@ -23,7 +23,14 @@ from paceline.verifier.probe import Device, Probe
 from tests.tiny import make_tiny_llama
 from tests.unit.wire import free_tcp_address
 
-CPU = Probe(torch="2.13.0", devices=[], vllm="0.32.0", is_cpu=True, problem="")
+CPU = Probe(
+    torch="2.13.0",
+    devices=[],
+    vllm="0.32.0",
+    engine_args=["enforce_eager", "quantization"],
+    is_cpu=True,
+    problem="",
+)
 
 
 def gpus(number: int) -> Probe:
@@ -73,6 +80,28 @@ def test_more_threads_than_cores_are_a_warning(tiny: Path) -> None:
     found = findings(tiny, target={"threads": 6}, drafters=[draft(model=str(tiny), threads=3)])
     assert found["cores"].level == "warn"
     assert "take 9 threads, this machine has 8 cores" in found["cores"].text
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "text"),
+    [
+        ("enforce_eager", "ok", "vLLM knows enforce_eager"),
+        (
+            "enforce_eagre",
+            "fail",
+            "target.engine_args.enforce_eagre is no argument of vLLM's; did you mean "
+            "'enforce_eager'?",
+        ),
+        ("xyz", "fail", "target.engine_args.xyz is no argument of vLLM's; leave it out"),
+    ],
+)
+def test_engine_arguments_are_looked_up_in_this_vllm(
+    tiny: Path, name: str, level: str, text: str
+) -> None:
+    target = {"engine_args": {name: True}}
+    found = findings(tiny, target=target)["engine_args"]
+    assert (found.level, found.text) == (level, text)
+    assert "engine_args" not in findings(tiny, None, target=target), "this vLLM is not known"
 
 
 def test_a_target_that_is_not_there_ends_the_checks_of_models(tiny: Path) -> None:
