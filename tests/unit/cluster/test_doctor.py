@@ -15,8 +15,6 @@ from paceline.cluster import config_checks, doctor, launch, machine_checks
 from paceline.cluster.config import PacelineConfig
 from paceline.cluster.config_checks import check_config
 from paceline.cluster.finding import Finding
-from paceline.cluster.report import Totals
-from paceline.cluster.self_test import judge
 from paceline.config import parse
 from paceline.errors import EnvironmentError_
 from paceline.verifier.probe import Device, Probe
@@ -267,23 +265,3 @@ def test_nothing_that_fails_is_exit_code_zero(
     assert launch.main(["doctor"]) == 0
     assert launch.main(["doctor", "--self-test"]) == 2
     assert "name its configuration with --config" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("dtype", "accepted", "proposed", "level"),
-    [
-        ("float32", 100, 100, "ok"),
-        ("float32", 199, 200, "ok"),
-        ("float32", 99, 100, "fail"),
-        ("bfloat16", 81, 100, "ok"),
-        ("bfloat16", 80, 100, "fail"),
-        ("float16", 81, 100, "ok"),
-        ("float32", 0, 0, "fail"),
-    ],
-)
-def test_a_self_test_is_judged_by_its_counts(
-    dtype: str, accepted: int, proposed: int, level: str
-) -> None:
-    totals = Totals(rounds=30, drafted_rounds=25 if proposed else 0)
-    totals.proposed, totals.accepted = proposed, accepted
-    assert judge(totals, dtype).level == level
