@@ -27,6 +27,8 @@ def test_engine_arguments_that_are_known_by_name_are_vllm_s() -> None:
     known = set(known_engine_args())
     assert known >= FREE_ENGINE_ARGS
     assert known >= OWNED_ENGINE_ARGS.keys()
+    speculative = {name for name in known if name.startswith(("spec_", "speculative"))}
+    assert speculative <= OWNED_ENGINE_ARGS.keys()
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, name, _ in NEEDED])
