@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
 import time
 from collections.abc import AsyncIterator
@@ -99,12 +97,7 @@ class VerifierEngine:
         from vllm.platforms import current_platform
 
         target = self._target
-        known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-        for name in target.engine_args:
-            if name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
-                raise ConfigError(f"target.engine_args.{name} is no argument of vLLM's{hint}")
+        preflight.check_engine_args(target, preflight.known_engine_args())
         arguments: dict[str, Any] = {
             "model": resolved,
             "dtype": target.dtype,

@@ -75,7 +75,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
     done = written(output)
     assert 0 < len(done) < NUM_PROMPTS, "it was not ended in the middle"
     with output.open("ab") as file:
-        file.write(b'{"id": "count-7", "text": "seven, e')
+        file.write(b'{"id": "count-7", "finger')
 
     assert paceline(*arguments).code == 2, "without --resume the work stays untouched"
     ended = paceline(*arguments, "--resume")
