@@ -22,7 +22,7 @@ from paceline.verifier.colocated import ColocatedSpeculation
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.engine import GenerationRequest, Speculation, VerifierEngine
 from paceline.verifier.environment import engine_environment
-from tests.tiny import VOCAB_SIZE, make_tiny_llama
+from tests.tiny import VOCAB_SIZE, add_tokenizer, make_tiny_llama
 
 # Before torch and vLLM are imported, in this process and in those that it starts.
 os.environ.update(engine_environment(TargetConfig(model="tiny"), tempfile.gettempdir()))
@@ -106,7 +106,9 @@ def prompt(number: int, length: int, max_tokens: int = 40, **sampling: Any) -> G
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    folder = make_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    add_tokenizer(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +119,7 @@ def run_folder() -> Iterator[Path]:
 
 
 def tiny_target(folder: Path, **changes: Any) -> TargetConfig:
-    """Returns the configuration of the tiny target."""
+    """Returns the configuration of the tiny target; it does without a tokenizer unless told."""
     values: dict[str, Any] = {
         "model": str(folder),
         "dtype": "float32",
