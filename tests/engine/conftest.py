@@ -22,6 +22,7 @@ from paceline.verifier.colocated import ColocatedSpeculation
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.engine import GenerationRequest, Speculation, VerifierEngine
 from paceline.verifier.environment import engine_environment
+from tests.engine.matrix_table import matrix_table
 from tests.tiny import VOCAB_SIZE, add_tokenizer, make_tiny_llama
 
 # Before torch and vLLM are imported, in this process and in those that it starts.
@@ -80,16 +81,28 @@ class EngineHost:
         self._loop.close()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Shows the exactness matrix, if it ran."""
+    stats = terminalreporter.stats
+    lines = matrix_table(
+        (report.nodeid, outcome == "passed")
+        for outcome in ("passed", "failed", "error")
+        for report in stats.get(outcome, ())
+    )
+    if lines:
+        terminalreporter.section("exactness: passed/run")
+        terminalreporter.write_line("\n".join(lines))
+
+
 _numbers = iter(range(1 << 30))
 
 
 def prompt(number: int, length: int, max_tokens: int = 40, **sampling: Any) -> GenerationRequest:
     """Returns a request with a random prompt; equal arguments give an equal prompt."""
-    if "structured" in sampling or "choice" in sampling:
+    if isinstance(sampling.get("structured_outputs"), dict):
         from vllm.sampling_params import StructuredOutputsParams
 
-        regex, choice = sampling.pop("structured", None), sampling.pop("choice", None)
-        sampling["structured_outputs"] = StructuredOutputsParams(regex=regex, choice=choice)
+        sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
     generator = random.Random(f"{number}/{length}")
     return GenerationRequest(
         request_id=f"r{next(_numbers)}",
