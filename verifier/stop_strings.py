@@ -24,9 +24,7 @@ def before_pass(report: dict[str, Any], num_tokens: int) -> dict[str, Any]:
     return {"num_tokens": num_tokens, **{name: report[name] for name in counted}}
 
 
-def final_counts(
-    report: dict[str, Any], num_tokens: int, ended_by_string: bool
-) -> dict[str, Any]:
+def final_counts(report: dict[str, Any], num_tokens: int, ended_by_string: bool) -> dict[str, Any]:
     """Returns the counts of a request as a client sees them.
 
     Args:
