@@ -74,7 +74,7 @@ class EngineHost:
         with warnings.catch_warnings():
             # vLLM leaves its ZeroMQ contexts to the garbage collector.
             warnings.simplefilter("ignore")
-            self.submit(self.engine.close()).result(60)
+            self.submit(self.engine.close()).result(300)
             gc.collect()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
