@@ -162,11 +162,11 @@ def test_a_grammar_holds_whatever_is_drafted(drafted: Child, plain: Child, behav
         assert total(results, "accepted") == 0
 
 
-STOPS = list(range(0, VOCAB_SIZE, 2))
+STOPS = list(range(0, VOCAB_SIZE, 3))
 
 
 def stopped_requests() -> list[GenerationRequest]:
-    """Every second token is a stop, and min_tokens ends at different rows of a pass."""
+    """Every third token is a stop, and min_tokens ends at different rows of a pass."""
     return [
         ask(random_prompt(n, 9), NUM_TOKENS, stop_token_ids=STOPS, min_tokens=min_tokens)
         for n, min_tokens in ((24, 7), (25, 8), (26, 11))
