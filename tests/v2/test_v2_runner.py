@@ -128,7 +128,7 @@ def test_a_sampled_draft_is_accepted_with_its_probability(drafted: Child, plain:
 
 
 REGEX = r'\{"side": "(left|right)", "open": (true|false)\}'
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"side": {"enum": ["left", "right"]}, "open": {"type": "boolean"}},
     "required": ["side", "open"],
