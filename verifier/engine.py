@@ -19,6 +19,7 @@ from paceline.verifier.colocated import ColocatedSpeculation, read_counts
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.environment import MODEL_RUNNER
 from paceline.verifier.logs import root_cause, write_logging_config
+from paceline.verifier.stop_strings import final_counts
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -244,9 +245,15 @@ class VerifierEngine:
             ) from error
 
     def _counts(self, output: RequestOutput) -> dict[str, Any] | None:
+        completion = output.outputs[0]
         if not isinstance(self._speculation, ColocatedSpeculation):
-            return (output.kv_transfer_params or {}).get("paceline")
-        metrics = output.outputs[0].spec_decode_metrics
+            report = (output.kv_transfer_params or {}).get(SETTINGS_KEY)
+            if report is None:
+                return None
+            # A stop token's reason is a number.
+            ended_by_string = isinstance(completion.stop_reason, str)
+            return final_counts(report, len(completion.token_ids), ended_by_string)
+        metrics = completion.spec_decode_metrics
         if metrics is None:  # vLLM sends none behind a stop string
             return None
         return read_counts(metrics, self._speculation.speculative_config["method"])
