@@ -22,6 +22,8 @@ def check_config(config: PacelineConfig, probe: Probe | None) -> Iterator[Findin
     yield _cores(config)
     if probe is not None:
         yield from _gpus(config, probe)
+        if config.target.engine_args:
+            yield tried("engine_args", lambda: _engine_args(config, probe))
     yield tried("control", lambda: _control(config.transport.control))
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     if address is not None:
@@ -68,6 +70,11 @@ def _gpus(config: PacelineConfig, probe: Probe) -> Iterator[Finding]:
         yield Finding("fail", "GPUs", f"{text}; set a drafter's device to cpu")
     else:
         yield Finding("ok", "GPUs", text)
+
+
+def _engine_args(config: PacelineConfig, probe: Probe) -> str:
+    preflight.check_engine_args(config.target, probe.engine_args)
+    return f"vLLM knows {', '.join(config.target.engine_args)}"
 
 
 def _control(address: str) -> str:

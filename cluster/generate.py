@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import ray
 
 from paceline.cluster import resume
 from paceline.cluster.config import load_config
 from paceline.cluster.inputs import BrokenLine, Prompt, open_prompts
+from paceline.cluster.output import OutputFile
 from paceline.cluster.report import HEADER, Comparison, Totals, row, summary, with_rates
 from paceline.cluster.runtime import (
     Runtime,
@@ -49,10 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     def fingerprint_of(prompt: Prompt) -> str:
         return resume.fingerprint(config.target, prompt, {**defaults, **prompt.sampling})
 
+    if arguments.prompt is not None and (
+        not arguments.prompt.strip() or not _is_utf8(arguments.prompt)
+    ):
+        raise InputError("the prompt is empty or no valid UTF-8; write what to complete")
     with ExitStack() as stack:
+        output = _open_output(arguments, stack)
         if arguments.prompt is not None:
-            if not arguments.prompt.strip() or not _is_utf8(arguments.prompt):
-                raise InputError("the prompt is empty or no valid UTF-8; write what to complete")
             total = 1
             prompts: Iterable[Prompt | BrokenLine] = [
                 Prompt(
@@ -63,13 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
             source = Path(arguments.input)
             total, prompts = open_prompts(source)
             if arguments.resume:
-                done = resume.take_up(source, Path(arguments.output), fingerprint_of)
+                assert output is not None, "checked above"
+                done = resume.take_up(source, output, fingerprint_of)
                 _say(f"{len(done)} of {total} lines are done already")
                 total -= len(done)
                 if total == 0:
                     return 0
                 prompts = (prompt for prompt in prompts if prompt.id not in done)
-        lines = _open_output(arguments, stack)
+        lines = _writer(arguments, output)
         sides = [drafted_side(config), *([plain_side(config)] if arguments.compare else [])]
         parts = stack.enter_context(traced(trace, _say))
         runtime = stack.enter_context(Runtime(config, sides=sides, progress=_say, trace=parts))
@@ -95,68 +100,57 @@ def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_output(arguments: argparse.Namespace) -> None:
-    """Refuses to lose finished work."""
+    """Refuses an output that is the input, and what ``--resume`` cannot go on with."""
     if arguments.resume and (arguments.output is None or arguments.input is None):
         raise ConfigError("--resume goes on with a file; name it with --output, and --input")
-    if arguments.output is None:
+    if arguments.output is None or arguments.input is None:
         return
-    path = Path(arguments.output)
-    source = Path(arguments.input) if arguments.input is not None else None
-    if source is not None and source.exists():
+    path, source = Path(arguments.output), Path(arguments.input)
+    if source.exists():
         if path.exists() and path.samefile(source):
             raise ConfigError(f"the output {path} is the input, which would be lost; name another")
         if arguments.resume and not source.is_file():
             raise ConfigError(f"--resume reads the input twice, and {source} is no file")
-    if arguments.resume or arguments.overwrite:
-        return
-    if path.is_file() and path.stat().st_size > 0:
+
+
+def _open_output(arguments: argparse.Namespace, stack: ExitStack) -> OutputFile | None:
+    """Returns the output, which is this run's alone; None: results go to the screen."""
+    if arguments.output is None:
+        return None
+    output = OutputFile(Path(arguments.output), replace=arguments.overwrite)
+    stack.enter_context(output)
+    if output.holds_something() and not (arguments.resume or arguments.overwrite):
         raise ConfigError(
-            f"the output {path} holds something already; add --resume to go on with it, "
+            f"the output {output.path} holds something already; add --resume to go on with it, "
             "--overwrite to replace it, or name another file"
         )
+    return output
 
 
-def _open_output(
-    arguments: argparse.Namespace, stack: ExitStack
+def _writer(
+    arguments: argparse.Namespace, output: OutputFile | None
 ) -> Callable[[dict[str, Any]], None]:
     """Returns what takes each finished line."""
-    if arguments.output is not None:
-        path = Path(arguments.output)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file: TextIO = stack.enter_context(path.open("a", encoding="utf-8"))
-        except OSError as error:
-            reason = (error.strerror or "").lower()
-            raise ConfigError(f"the output {path} cannot be written: {reason}") from error
-    else:
-        file = sys.stdout
-
-    if arguments.output is not None:
+    if output is not None:
         print(HEADER, file=sys.stderr)
-    escape = (file.encoding or "").lower().replace("-", "") != "utf8"
-
-    # What --overwrite replaces stands until there is something to put in its place.
-    is_old = arguments.output is not None and not arguments.resume
+    escape = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
 
     def write(line: dict[str, Any]) -> None:
-        nonlocal is_old
-        if is_old and file.seekable():
-            file.truncate(0)
-        is_old = False
-        if arguments.prompt is not None and arguments.output is None:
-            print(line.get("text", ""), file=file, flush=True)
+        if output is not None:
+            output.write(json.dumps(line, ensure_ascii=False))
+            if "text" in line:
+                print(row(line), file=sys.stderr)
             return
         try:
-            print(json.dumps(line, ensure_ascii=escape), file=file, flush=True)
+            if arguments.prompt is not None:
+                print(line.get("text", ""), flush=True)
+            else:
+                print(json.dumps(line, ensure_ascii=escape), flush=True)
         except BrokenPipeError:
             raise
         except OSError as error:
             reason = (error.strerror or "").lower()
-            raise ConfigError(
-                f"the output {arguments.output or '(stdout)'} cannot be written: {reason}"
-            ) from error
-        if arguments.output is not None and "text" in line:
-            print(row(line), file=sys.stderr)
+            raise ConfigError(f"the output (stdout) cannot be written: {reason}") from error
 
     return write
 
@@ -182,7 +176,6 @@ class _Job:
         self._write = write
         self._fingerprint_of = fingerprint_of
         self._num_sent = 0
-        self._num_done = 0
         self._last_progress = time.monotonic()
         self.num_broken = 0
         self.drafted = Totals()
@@ -193,7 +186,7 @@ class _Job:
         good = self._without_broken(prompts)
         if self.comparison is None:
             self._runtime.begin_trace()
-            for prompt, result in self._stream(self._drafted, good, self.drafted):
+            for prompt, result in self._stream(self._drafted, good, self.drafted, "done"):
                 self._finish(prompt, result, None)
             return
         for actor in (self._drafted, self._plain):
@@ -201,8 +194,8 @@ class _Job:
         self._runtime.begin_trace()
         # Block by block on both sides, so that a machine whose speed drifts treats them alike.
         while block := list(itertools.islice(good, self._window)):
-            drafted = dict(self._stream(self._drafted, block, self.drafted))
-            plain = dict(self._stream(self._plain, block, self.comparison.plain))
+            drafted = dict(self._stream(self._drafted, block, self.drafted, "done with drafts"))
+            plain = dict(self._stream(self._plain, block, self.comparison.plain, "done plainly"))
             for prompt in block:
                 self._finish(prompt, drafted[prompt], plain[prompt])
 
@@ -214,9 +207,12 @@ class _Job:
                 self._fail(prompt.line, prompt.id, prompt.reason)
 
     def _stream(
-        self, actor: Any, prompts: Iterable[Prompt], totals: Totals
+        self, actor: Any, prompts: Iterable[Prompt], totals: Totals, what: str
     ) -> Iterator[tuple[Prompt, dict[str, Any] | PacelineError]]:
-        """Keeps up to two windows in flight: one runs, one is ready to be admitted."""
+        """Keeps up to two windows in flight: one runs, one is ready to be admitted.
+
+        ``what`` has become of a finished request, for the progress.
+        """
         waiting = iter(prompts)
         pending: dict[Any, Prompt] = {}
         started = time.monotonic()
@@ -239,7 +235,7 @@ class _Job:
             totals.seconds += time.monotonic() - started
             started = time.monotonic()
             self._report_drafters()
-            self._show_progress()
+            self._show_progress(totals, what)
         totals.seconds += time.monotonic() - started
 
     def _send(self, actor: Any, prompt: Prompt, **sampling: Any) -> Any:
@@ -266,7 +262,7 @@ class _Job:
         if isinstance(result, PacelineError):
             self._fail(prompt.line, prompt.id, str(result))
             return
-        self._num_done += 1
+        # The first three in this order: `resume` knows by them a line that was cut off.
         line = {
             "id": prompt.id,
             "fingerprint": self._fingerprint_of(prompt),
@@ -320,12 +316,12 @@ class _Job:
         except UserError as error:
             _say(f"{error}; its requests go on undrafted")
 
-    def _show_progress(self) -> None:
+    def _show_progress(self, totals: Totals, what: str) -> None:
         if time.monotonic() - self._last_progress >= 5:
             self._last_progress = time.monotonic()
             _say(
-                f"{self._num_done} of {self._total} done after {self.drafted.seconds:.0f} s, "
-                f"{self.drafted.tokens} tokens"
+                f"{totals.requests} of {self._total} {what} after {totals.seconds:.0f} s, "
+                f"{totals.tokens} tokens"
             )
 
 

@@ -8,7 +8,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import msgspec
 
 from paceline import models
 from paceline.cluster.finding import Finding, tried
+from paceline.cluster.run_folder import RunFolder
 from paceline.cluster.visibility import visibility
 from paceline.errors import ConfigError, EnvironmentError_
 from paceline.transport import CurveKeys, Router, check_address
@@ -64,8 +64,8 @@ def check_engine(probe: Probe | EnvironmentError_) -> Iterator[Finding]:
 
 def run_probe() -> Probe | EnvironmentError_:
     """Runs ``verifier/probe.py``; returns the reason if it cannot be told."""
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        environment = {**os.environ, **engine_environment(TargetConfig(model="none"), folder)}
+    with RunFolder() as folder:
+        environment = {**os.environ, **engine_environment(TargetConfig(model="none"), str(folder))}
         try:
             ended = subprocess.run(
                 [sys.executable, "-m", "paceline.verifier.probe"],
@@ -119,7 +119,7 @@ def _memory() -> str:
 
 def _ipc() -> str:
     """Binds what a run would: a socket file in a folder for temporary files."""
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+    with RunFolder() as folder:
         address = f"ipc://{folder}/control"
         try:
             check_address(address)

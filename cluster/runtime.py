@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from ray.exceptions import (
 
 from paceline.cluster.actors import DrafterActor, VerifierActor
 from paceline.cluster.config import PacelineConfig
+from paceline.cluster.run_folder import RunFolder, sweep
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.preflight import check_drafter
 from paceline.errors import ConfigError, EngineDeadError, PacelineError, RequestFailedError
@@ -188,8 +187,8 @@ class Runtime:
         config = self._config
         address = cluster_address(config)
         check_sides(config, self._sides)
-        run_folder = Path(tempfile.mkdtemp(prefix="paceline-"))
-        stack.push(_Removal(run_folder))
+        sweep()
+        run_folder = stack.enter_context(RunFolder())
         self._progress("starting Ray" if address is None else f"joining Ray at {address}")
         stack.enter_context(_ray(address, self._num_cpus()))
         self._check_gpus()
@@ -376,22 +375,3 @@ def _end(actor: Any, method: str, running: Any) -> None:
             ray.wait([running], timeout=5)
     with contextlib.suppress(RayError):
         ray.kill(actor)
-
-
-class _Removal:
-    """Removes the run's folder at the end, unless the engine died: its log is wanted then."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not isinstance(error, EngineDeadError):
-            shutil.rmtree(self._folder, ignore_errors=True)

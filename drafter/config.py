@@ -21,6 +21,16 @@ METHODS = {
 MAX_NAME = 100
 """Bytes. With the replica's number and the incarnation it is a ZeroMQ routing id (at most 255)."""
 
+MAX_TREE_DEPTH = 256
+"""A draft tries each length of match, and all requests of a drafter wait for it: at 256 it takes
+1.4 ms in the worst case, a text of one repeated phrase."""
+
+MAX_CACHED_REQUESTS = 100_000
+"""Each takes about 2 KB, however short it is."""
+
+MAX_CACHED_TOKENS = 100_000_000
+"""About 50 GB of memory: a larger number is a slip."""
+
 
 class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One pool of equal drafters."""
@@ -59,6 +69,8 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
     suffix_max_cached_requests: int = 1000
     """``suffix``: finished requests to keep for that, the least recently used are dropped."""
+    suffix_max_cached_tokens: int = 500_000
+    """``suffix``: the most tokens that they have together, at about 0.5 KB of memory each."""
     scripted_accuracy: float = 0.75
     """``scripted``: probability, token by token, that the draft's first choice is the target's."""
     scripted_forward_ms: float = 8.0
@@ -96,9 +108,10 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"prompt_lookup_min is {self.prompt_lookup_min}, it lies between 1 and "
                 f"prompt_lookup_max ({self.prompt_lookup_max})"
             )
-        if self.suffix_max_tree_depth < 2:
+        if not 2 <= self.suffix_max_tree_depth <= MAX_TREE_DEPTH:
             raise ValueError(
-                f"suffix_max_tree_depth is {self.suffix_max_tree_depth}, it must be at least 2"
+                f"suffix_max_tree_depth is {self.suffix_max_tree_depth}, it lies between 2 and "
+                f"{MAX_TREE_DEPTH}"
             )
         if not 0 < self.suffix_max_spec_factor <= MAX_SPECULATIVE_TOKENS:
             raise ValueError(
@@ -109,11 +122,16 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(
                 f"suffix_min_token_prob is {self.suffix_min_token_prob}, it lies between 0 and 1"
             )
-        if self.suffix_max_cached_requests < 1:
-            raise ValueError(
-                f"suffix_max_cached_requests is {self.suffix_max_cached_requests}, it must be at "
-                "least 1; to share nothing leave suffix_share_across_requests out"
-            )
+        limits = {
+            "suffix_max_cached_requests": MAX_CACHED_REQUESTS,
+            "suffix_max_cached_tokens": MAX_CACHED_TOKENS,
+        }
+        for name, limit in limits.items():
+            if not 1 <= getattr(self, name) <= limit:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, it lies between 1 and {limit}; to share "
+                    "nothing leave suffix_share_across_requests out"
+                )
         if not 0 <= self.scripted_accuracy <= 1:
             raise ValueError(
                 f"scripted_accuracy is {self.scripted_accuracy}, it lies between 0 and 1"

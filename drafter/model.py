@@ -24,6 +24,9 @@ class DraftRequest:
     """All committed tokens, prompt first. Grows at its end, nothing in it ever changes."""
     due: bool = False
     """Whether the verifier awaits a proposal for ``len(tokens)``."""
+    ended: bool = False
+    """Whether it is finished or aborted for good. Closed before that, it still runs: the verifier
+    opens it anew, or has another drafter for it."""
     scope: Scope = field(default_factory=Scope)
     """Default: its own, shared with nobody."""
 

@@ -89,6 +89,8 @@ class Session:
                     return Reopen(handles=lost)
             case Close():
                 for handle in message.handles:
+                    if handle in self.requests:
+                        self.requests[handle].ended = True
                     self._close(handle)
             case _:
                 logger.warning("ignored a %s out of turn", type(message).__name__)

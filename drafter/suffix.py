@@ -59,9 +59,8 @@ class SuffixDrafter(DraftModel):
         self._depth = config.suffix_max_tree_depth
         self._max_spec_factor = config.suffix_max_spec_factor
         self._min_token_prob = config.suffix_min_token_prob
-        self._max_cached = (
-            config.suffix_max_cached_requests if config.suffix_share_across_requests else 0
-        )
+        self._shares = config.suffix_share_across_requests
+        self._max_cached = (config.suffix_max_cached_requests, config.suffix_max_cached_tokens)
         self._states: dict[DraftRequest, _State] = {}
         self._stores: WeakKeyDictionary[Scope, SuffixStore] = WeakKeyDictionary()
         """A verifier that is gone takes its scope with it, and so its texts."""
@@ -71,11 +70,11 @@ class SuffixDrafter(DraftModel):
 
     def close(self, request: DraftRequest) -> None:
         state = self._states.pop(request, None)
-        if state is None or self._max_cached == 0:
+        if state is None or not self._shares or not request.ended:
             return
         store = self._stores.get(request.scope)
         if store is None:
-            store = self._stores[request.scope] = SuffixStore(self._max_cached)
+            store = self._stores[request.scope] = SuffixStore(*self._max_cached)
         store.add(request.tokens[: state.num_known], state.automaton)
 
     def is_ready(self, request: DraftRequest) -> bool:

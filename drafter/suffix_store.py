@@ -18,8 +18,11 @@ MAX_CANDIDATES = 4
 class SuffixStore:
     """Finds texts by any ``ANCHOR`` tokens in a row that occur in them."""
 
-    def __init__(self, max_texts: int) -> None:
+    def __init__(self, max_texts: int, max_tokens: int) -> None:
         self._max_texts = max_texts
+        self._max_tokens = max_tokens
+        self.num_tokens = 0
+        """Of all texts together."""
         self._texts: OrderedDict[int, tuple[Sequence[int], SuffixAutomaton]] = OrderedDict()
         """By number; the least recently used one first."""
         self._having: dict[tuple[int, ...], dict[int, None]] = {}
@@ -30,12 +33,18 @@ class SuffixStore:
         return len(self._texts)
 
     def add(self, tokens: Sequence[int], automaton: SuffixAutomaton) -> None:
-        """Keeps a text that no longer changes, with its automaton."""
+        """Keeps a text that no longer changes, with its automaton.
+
+        One that nobody could find, or that alone is too much, is not kept.
+        """
+        if not ANCHOR <= len(tokens) <= self._max_tokens:
+            return
         self._texts[self._next_number] = (tokens, automaton)
         for anchor in _anchors(tokens):
             self._having.setdefault(anchor, {})[self._next_number] = None
         self._next_number += 1
-        while len(self._texts) > self._max_texts:
+        self.num_tokens += len(tokens)
+        while len(self._texts) > self._max_texts or self.num_tokens > self._max_tokens:
             self._drop_oldest()
 
     def candidates(self, tokens: Sequence[int]) -> list[SuffixAutomaton]:
@@ -48,6 +57,7 @@ class SuffixStore:
 
     def _drop_oldest(self) -> None:
         number, (tokens, _) = self._texts.popitem(last=False)
+        self.num_tokens -= len(tokens)
         for anchor in _anchors(tokens):
             having = self._having.get(anchor, {})
             having.pop(number, None)

@@ -11,6 +11,7 @@ import os
 import random
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from paceline.messages import (
@@ -151,7 +152,9 @@ class FakeDrafter:
         # Open until the thread has ended: it may end by itself just before it is woken.
         self._wake = self._closing.enter_context(wake_descriptor())
         self._thread.start()
-        assert self._welcomed.wait(60), "the verifier did not welcome the drafter"
+        if not self._welcomed.wait(60):
+            self.__exit__()  # or the thread would keep the tests' process alive
+            raise AssertionError("the verifier did not welcome the drafter")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -174,15 +177,21 @@ class FakeDrafter:
     def _run(self) -> None:
         identity = f"{self._hello.drafter}/{self._hello.incarnation:x}".encode()
         with Dealer(self._address, 1024, self._keys, identity) as dealer:
+            said_hello = False
+            next_ping = time.monotonic()
             try:
                 while not self._stopping:
-                    if not self._welcomed.is_set():
-                        dealer.send(self._hello)
-                    else:
+                    if not said_hello:
+                        # False until it is connected. Never twice: behind a second Hello the
+                        # verifier would open all requests again.
+                        said_hello = dealer.send(self._hello)
+                    elif time.monotonic() >= next_ping:
+                        # Seldom, since each is answered; whatever else it does, the verifier must
+                        # not take it for dead.
                         dealer.send(Ping(incarnation=self._hello.incarnation, num_requests=0))
-                    # Once welcomed it speaks every second, as a real one does: a slow machine must
-                    # not make it look dead.
-                    wait_any([dealer], self._wake, 1 if self._welcomed.is_set() else 0.05)
+                        next_ping = time.monotonic() + 1
+                    pause = next_ping - time.monotonic() if said_hello else 0.01
+                    wait_any([dealer], self._wake, pause)
                     while (message := dealer.receive()) is not None:
                         self._take(dealer, message)
             except Death:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 VOCAB_SIZE = 256
+CHARACTERS = [chr(code) for code in (*range(32, 127), *range(0x100, 0x100 + VOCAB_SIZE - 95))]
+"""What each token spells with ``add_tokenizer``'s tokenizer."""
 
 
 def make_tiny_llama(
@@ -47,10 +49,8 @@ def add_tokenizer(folder: Path) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    characters = [chr(code) for code in range(32, 127)]
-    characters += [chr(0x100 + number) for number in range(VOCAB_SIZE - len(characters))]
-    vocabulary = {character: number for number, character in enumerate(characters)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=characters[-1]))
+    vocabulary = {character: number for number, character in enumerate(CHARACTERS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=CHARACTERS[-1]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +19,7 @@ from paceline.verifier.colocated import ColocatedSpeculation, read_counts
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.environment import MODEL_RUNNER
 from paceline.verifier.logs import root_cause, write_logging_config
+from paceline.verifier.stop_strings import final_counts
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -101,12 +100,7 @@ class VerifierEngine:
         from vllm.platforms import current_platform
 
         target = self._target
-        known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-        for name in target.engine_args:
-            if name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
-                raise ConfigError(f"target.engine_args.{name} is no argument of vLLM's{hint}")
+        preflight.check_engine_args(target, preflight.known_engine_args())
         arguments: dict[str, Any] = {
             "model": resolved,
             "dtype": target.dtype,
@@ -255,9 +249,15 @@ class VerifierEngine:
             ) from error
 
     def _counts(self, output: RequestOutput) -> dict[str, Any] | None:
+        completion = output.outputs[0]
         if not isinstance(self._speculation, ColocatedSpeculation):
-            return (output.kv_transfer_params or {}).get("paceline")
-        metrics = output.outputs[0].spec_decode_metrics
+            report = (output.kv_transfer_params or {}).get(SETTINGS_KEY)
+            if report is None:
+                return None
+            # A stop token's reason is a number.
+            ended_by_string = isinstance(completion.stop_reason, str)
+            return final_counts(report, len(completion.token_ids), ended_by_string)
+        metrics = completion.spec_decode_metrics
         if metrics is None:  # vLLM sends none behind a stop string
             return None
         return read_counts(metrics, self._speculation.speculative_config["method"])

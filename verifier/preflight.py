@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import os
+from collections.abc import Collection
 from typing import Any
 
 from paceline import models
@@ -39,6 +42,22 @@ def check_target(target: TargetConfig) -> str:
             f"the {heads} attention heads of {target.model}; choose a divisor"
         )
     return resolved
+
+
+def known_engine_args() -> list[str]:
+    """Returns the names that ``target.engine_args`` may hold, as the installed vLLM has them."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+
+
+def check_engine_args(target: TargetConfig, known: Collection[str]) -> None:
+    """Raises ``ConfigError`` if ``target.engine_args`` has a name that is not ``known``."""
+    for name in target.engine_args:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean '{nearest[0]}'?" if nearest else "; leave it out"
+            raise ConfigError(f"target.engine_args.{name} is no argument of vLLM's{hint}")
 
 
 def tokenizer_fingerprint(resolved: str) -> str:

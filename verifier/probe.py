@@ -27,6 +27,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Version, with what it was built for."""
     devices: list[Device]
     vllm: str
+    engine_args: list[str]
+    """Names of the arguments that this vLLM's engine takes."""
     is_cpu: bool
     """Whether this vLLM runs on the CPU."""
     problem: str
@@ -46,12 +48,16 @@ def probe() -> Probe:
         check_vllm()
     except EnvironmentError_ as error:
         problem = str(error)
+    # Only now: on a CPU, what `check_vllm` imports first changes what this imports.
+    from paceline.verifier.preflight import known_engine_args
+
     count = torch.cuda.device_count()
     properties: list[Any] = [torch.cuda.get_device_properties(index) for index in range(count)]
     return Probe(
         torch=torch.__version__ + (f" (HIP {torch.version.hip})" if torch.version.hip else ""),
         devices=[Device(name=p.name, memory_gib=p.total_memory / (1 << 30)) for p in properties],
         vllm=version,
+        engine_args=known_engine_args(),
         is_cpu=current_platform.is_cpu(),
         problem=problem,
     )

@@ -22,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from paceline.messages import Sampling
 from paceline.verifier.assembly import SETTINGS_KEY, EngineSettings, build_pipeline
 from paceline.verifier.pipeline import Admission, Step
+from paceline.verifier.stop_strings import BEFORE, before_pass
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -156,6 +157,7 @@ class PipelineScheduler(Scheduler):
         if scheduler_output.total_num_scheduled_tokens:
             self._pipeline.pass_ended()
         self._outcomes = _read_outcomes(scheduler_output, model_runner_output)
+        before = self._reports_before()
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
@@ -167,7 +169,7 @@ class PipelineScheduler(Scheduler):
                 self._pipeline.commit(request_id, outcome.num_drafted, outcome.num_accepted, tokens)
         self._outcomes = {}
         self._pipeline.flush()
-        self._attach_reports(outputs)
+        self._attach_reports(outputs, before)
         if self._tracer.enabled and scheduler_output.total_num_scheduled_tokens:
             self._trace_pass(scheduler_output, started)
         return outputs
@@ -208,8 +210,20 @@ class PipelineScheduler(Scheduler):
         self._admission_blocked = False
         super()._preempt_request(request, *args, **kwargs)
 
-    def _attach_reports(self, outputs: dict[int, EngineCoreOutputs]) -> None:
-        """Sends each request's counts with its tokens.
+    def _reports_before(self) -> dict[str, dict[str, Any]]:
+        """Returns the counts before this pass of the requests that a stop string may end."""
+        reports = {}
+        for request_id in self._outcomes:
+            request = self.requests.get(request_id)
+            report = self._pipeline.report(request_id)
+            if request is not None and request.sampling_params.stop and report is not None:
+                reports[request_id] = before_pass(report, request.num_output_tokens)
+        return reports
+
+    def _attach_reports(
+        self, outputs: dict[int, EngineCoreOutputs], before: dict[str, dict[str, Any]]
+    ) -> None:
+        """Sends each request's counts with its tokens; ``before``: see ``_reports_before``.
 
         They travel in ``kv_transfer_params``, the one free-form field that vLLM hands through from
         the engine's process to the request's output.
@@ -220,6 +234,8 @@ class PipelineScheduler(Scheduler):
                     output.request_id
                 )
                 if report is not None:
+                    if output.request_id in before:
+                        report[BEFORE] = before[output.request_id]
                     output.kv_transfer_params = {
                         **(output.kv_transfer_params or {}),
                         SETTINGS_KEY: report,

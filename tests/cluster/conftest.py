@@ -39,6 +39,12 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+def check_gone(mark: str) -> None:
+    """Fails if a process with ``mark`` stays; one that is just ending is given its time."""
+    _, left = psutil.wait_procs(marked(mark), timeout=60)
+    assert not left, f"still running: {[process.cmdline() for process in left]}"
+
+
 @pytest.fixture
 def paceline() -> Callable[..., Finished]:
     """Runs the command line; fails if it leaves a process behind."""
@@ -52,8 +58,7 @@ def paceline() -> Callable[..., Finished]:
             text=True,
             timeout=timeout,
         )
-        _, left = psutil.wait_procs(marked(mark), timeout=10)
-        assert not left, f"still running: {[process.cmdline() for process in left]}"
+        check_gone(mark)
         return Finished(result.returncode, result.stdout, result.stderr)
 
     return run

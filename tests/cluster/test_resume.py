@@ -13,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.cluster.conftest import MARK, Finished, marked
+from tests.cluster.conftest import MARK, Finished, check_gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 CONFIG = str(Path(__file__).parents[2] / "ray_configs" / "quickstart.yaml")
@@ -52,8 +51,7 @@ def end_in_the_middle(arguments: tuple[str, ...], output: Path) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-    _, left = psutil.wait_procs(marked(mark), timeout=10)
-    assert not left, f"still running: {[one.cmdline() for one in left]}"
+    check_gone(mark)
 
 
 def test_a_run_that_was_ended_goes_on_where_it_was(
@@ -75,7 +73,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
     done = written(output)
     assert 0 < len(done) < NUM_PROMPTS, "it was not ended in the middle"
     with output.open("ab") as file:
-        file.write(b'{"id": "count-7", "text": "seven, e')
+        file.write(b'{"id": "count-7", "finger')
 
     assert paceline(*arguments).code == 2, "without --resume the work stays untouched"
     ended = paceline(*arguments, "--resume")

@@ -11,10 +11,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.cluster.conftest import MARK, marked
+from tests.cluster.conftest import MARK, check_gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 CONFIG = str(Path(__file__).parents[2] / "ray_configs" / "quickstart.yaml")
@@ -47,6 +46,5 @@ def test_terminate_while_loading(short_folder: Path) -> None:
         assert process.wait(60) == 130
     assert rest.strip().splitlines()[-1] == "paceline: interrupted"
     assert "SIGTERM received" not in rest
-    _, left = psutil.wait_procs(marked(mark), timeout=10)
-    assert not left, [p.cmdline() for p in left]
+    check_gone(mark)
     assert not list(short_folder.glob("paceline-*"))

@@ -22,7 +22,8 @@ from paceline.verifier.colocated import ColocatedSpeculation
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.engine import GenerationRequest, Speculation, VerifierEngine
 from paceline.verifier.environment import engine_environment
-from tests.tiny import VOCAB_SIZE, make_tiny_llama
+from tests.engine.matrix_table import matrix_table
+from tests.tiny import VOCAB_SIZE, add_tokenizer, make_tiny_llama
 
 # Before torch and vLLM are imported, in this process and in those that it starts.
 os.environ.update(engine_environment(TargetConfig(model="tiny"), tempfile.gettempdir()))
@@ -73,11 +74,24 @@ class EngineHost:
         with warnings.catch_warnings():
             # vLLM leaves its ZeroMQ contexts to the garbage collector.
             warnings.simplefilter("ignore")
-            self.submit(self.engine.close()).result(60)
+            self.submit(self.engine.close()).result(300)
             gc.collect()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Shows the exactness matrix, if it ran."""
+    stats = terminalreporter.stats
+    lines = matrix_table(
+        (report.nodeid, outcome == "passed")
+        for outcome in ("passed", "failed", "error")
+        for report in stats.get(outcome, ())
+    )
+    if lines:
+        terminalreporter.section("exactness: passed/run")
+        terminalreporter.write_line("\n".join(lines))
 
 
 _numbers = iter(range(1 << 30))
@@ -85,11 +99,10 @@ _numbers = iter(range(1 << 30))
 
 def prompt(number: int, length: int, max_tokens: int = 40, **sampling: Any) -> GenerationRequest:
     """Returns a request with a random prompt; equal arguments give an equal prompt."""
-    if "structured" in sampling or "choice" in sampling:
+    if isinstance(sampling.get("structured_outputs"), dict):
         from vllm.sampling_params import StructuredOutputsParams
 
-        regex, choice = sampling.pop("structured", None), sampling.pop("choice", None)
-        sampling["structured_outputs"] = StructuredOutputsParams(regex=regex, choice=choice)
+        sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
     generator = random.Random(f"{number}/{length}")
     return GenerationRequest(
         request_id=f"r{next(_numbers)}",
@@ -106,7 +119,9 @@ def prompt(number: int, length: int, max_tokens: int = 40, **sampling: Any) -> G
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    folder = make_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    add_tokenizer(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +132,7 @@ def run_folder() -> Iterator[Path]:
 
 
 def tiny_target(folder: Path, **changes: Any) -> TargetConfig:
-    """Returns the configuration of the tiny target."""
+    """Returns the configuration of the tiny target; it does without a tokenizer unless told."""
     values: dict[str, Any] = {
         "model": str(folder),
         "dtype": "float32",

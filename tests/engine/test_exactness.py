@@ -18,7 +18,17 @@ from tests.engine.conftest import (
     start_engine,
     tiny_target,
 )
-from tests.fakes import FakeDrafter, Oracle, Script, dying, late, oracle_of, perfect, wrong
+from tests.fakes import (
+    FakeDrafter,
+    Oracle,
+    Script,
+    dying,
+    late,
+    oracle_of,
+    perfect,
+    proposed,
+    wrong,
+)
 from tests.tiny import VOCAB_SIZE
 
 pytestmark = pytest.mark.slow
@@ -31,9 +41,9 @@ def drafted(
 ) -> Iterator[tuple[EngineHost, int]]:
     k = request.param
     name = f"exact{k}"
-    host = start_engine(
-        tiny_target(tiny_folder), speculation(run_folder, name, k), run_folder, name
-    )
+    # As patient as no machine needs: the counts below are exact.
+    spec = speculation(run_folder, name, k, patience_ms=60_000)
+    host = start_engine(tiny_target(tiny_folder), spec, run_folder, name)
     yield host, k
     host.close()
 
@@ -52,11 +62,17 @@ def oracle(expected: list[list[int]]) -> Oracle:
     )
 
 
+def late_with_a_word(oracle: Oracle, k: int) -> Script:
+    """Is late, and says so each time: nobody waits for it."""
+    script = late(oracle, k)
+    return lambda handle, tokens: [*script(handle, tokens), proposed(handle, tokens, [])]
+
+
 def scripts(oracle: Oracle, k: int) -> dict[str, Script]:
     return {
         "perfect": perfect(oracle, k),
         "wrong": wrong(oracle, k, VOCAB_SIZE),
-        "late": late(oracle, k),
+        "late": late_with_a_word(oracle, k),
         "dying": dying(perfect(oracle, k), after=6),
     }
 
@@ -76,14 +92,14 @@ def test_output_equals_plain_decoding(
     assert [result["token_ids"] for result in results] == expected
     assert all(result["finish_reason"] == "length" for result in results)
     counts = [result["speculation"] for result in results]
-    proposed, accepted = (sum(c[name] for c in counts) for name in ("proposed", "accepted"))
+    num_proposed, accepted = (sum(c[name] for c in counts) for name in ("proposed", "accepted"))
     if behaviour == "wrong":
-        assert proposed > 0
+        assert num_proposed > 0
         assert accepted == 0
     elif behaviour == "late" and k == 1:
-        assert proposed == 0  # one token late leaves nothing of one token
+        assert num_proposed == 0  # one token late leaves nothing of one token
     else:
-        assert accepted == proposed > 0, counts
+        assert accepted == num_proposed > 0, counts
     if behaviour == "perfect":
         for result, count in zip(results, counts, strict=True):
             check_perfect_counts(result, count, k)

@@ -12,7 +12,7 @@ from paceline.messages import Proposed
 from paceline.verifier.engine import GenerationRequest
 from tests.engine.conftest import EngineHost, prompt, speculation, start_engine, tiny_target
 from tests.fakes import FakeDrafter, oracle_of, perfect
-from tests.tiny import VOCAB_SIZE
+from tests.tiny import CHARACTERS, VOCAB_SIZE
 
 pytestmark = pytest.mark.slow
 K = 4
@@ -21,12 +21,12 @@ MAX_MODEL_LEN = 256
 
 @pytest.fixture(scope="module")
 def engine(tiny_folder: Path, run_folder: Path) -> Iterator[EngineHost]:
-    host = start_engine(
-        tiny_target(tiny_folder, max_model_len=MAX_MODEL_LEN),
-        speculation(run_folder, "lifecycle", K),
-        run_folder,
-        "lifecycle",
+    target = tiny_target(
+        tiny_folder, max_model_len=MAX_MODEL_LEN, engine_args={"skip_tokenizer_init": False}
     )
+    # As patient as no machine needs: the counts below are exact.
+    spec = speculation(run_folder, "lifecycle", K, patience_ms=60_000)
+    host = start_engine(target, spec, run_folder, "lifecycle")
     yield host
     host.close()
 
@@ -66,6 +66,55 @@ def test_drafts_beyond_a_stop_token_are_neither_emitted_nor_counted(
     counts = result["speculation"]
     assert (counts["proposed"], counts["accepted"]) == (K + 2, K + 2)
     assert counts["accepted_per_position"] == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("position", "num_right", "rounds", "proposed", "per_position"),
+    [
+        # The first token comes with the prefill; all right, a pass commits K + 1 of them.
+        (0, K, 0, 0, []),
+        (5, K, 1, 4, [1, 1, 1, 1]),
+        (6, K, 2, 5, [2, 1, 1, 1]),
+        (8, K, 2, 7, [2, 2, 2, 1]),
+        (10, K, 2, 8, [2, 2, 2, 2]),
+        # Two of four right, a pass commits three; the draft that the bonus token corrects counts.
+        (4, 2, 2, 5, [2, 1, 0, 0]),
+        (5, 2, 2, 6, [2, 2, 0, 0]),
+        (6, 2, 2, 7, [2, 2, 0, 0]),
+        (1, 2, 1, 1, [1]),
+    ],
+)
+def test_drafts_beyond_a_stop_string_are_neither_emitted_nor_counted(
+    engine: EngineHost,
+    plain: EngineHost,
+    position: int,
+    num_right: int,
+    rounds: int,
+    proposed: int,
+    per_position: list[int],
+) -> None:
+    whole = plain.generate([prompt(18, 20)], concurrency=1)[0]["token_ids"]
+    text = "".join(CHARACTERS[token] for token in whole)
+    stop = text[max(position - 2, 0) : position + 1]
+    assert text.find(stop) + len(stop) == position + 1, "the string ends somewhere before"
+    right = oracle_of([(prompt(18, 20).prompt_token_ids or []) + whole])
+
+    def script(handle: int, tokens: list[int]) -> list[Proposed]:
+        drafts = right(tokens, K)
+        drafts[num_right:] = [(token + 1) % VOCAB_SIZE for token in drafts[num_right:]]
+        return [Proposed(handle=handle, base_length=len(tokens), tokens=drafts, confidence=[])]
+
+    with FakeDrafter(engine.control, script, k=K):
+        request = prompt(18, 20, stop=[stop], detokenize=True)
+        result = engine.generate([request], concurrency=1)[0]
+    assert result["token_ids"] == whole[: position + 1]
+    assert result["text"] + stop == text[: position + 1]
+    assert result["finish_reason"] == "stop"
+    counts = result["speculation"]
+    assert (counts["rounds"], counts["drafted_rounds"]) == (rounds, rounds)
+    assert counts["accepted_per_position"] == per_position
+    assert (counts["proposed"], counts["accepted"]) == (proposed, sum(per_position))
+    assert "before_pass" not in counts
 
 
 def test_a_seeded_sample_is_not_drafted_and_equals_plain_decoding(

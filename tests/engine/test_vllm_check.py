@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from paceline.cluster.resume import FREE_ENGINE_ARGS
 from paceline.errors import EnvironmentError_
+from paceline.verifier.config import OWNED_ENGINE_ARGS
 from paceline.verifier.environment import MODEL_RUNNER
+from paceline.verifier.preflight import known_engine_args
 from paceline.verifier.vllm_check import NEEDED, check_vllm
 from tests.engine.conftest import EngineHost
 
@@ -18,6 +21,14 @@ pytestmark = pytest.mark.slow
 
 def test_the_installed_vllm_has_it_all() -> None:
     check_vllm()
+
+
+def test_engine_arguments_that_are_known_by_name_are_vllm_s() -> None:
+    known = set(known_engine_args())
+    assert known >= FREE_ENGINE_ARGS
+    assert known >= OWNED_ENGINE_ARGS.keys()
+    speculative = {name for name in known if name.startswith(("spec_", "speculative"))}
+    assert speculative <= OWNED_ENGINE_ARGS.keys()
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, name, _ in NEEDED])

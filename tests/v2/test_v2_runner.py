@@ -7,6 +7,7 @@ the same, and drafts are accepted only where token 0, which is then verified, ha
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -126,13 +127,19 @@ def test_a_sampled_draft_is_accepted_with_its_probability(drafted: Child, plain:
     assert abs(accepted - proposed * p) < 5 * math.sqrt(proposed * p * (1 - p))
 
 
-GRAMMAR = r'\{"side": "(left|right)", "open": (true|false)\}'
+REGEX = r'\{"side": "(left|right)", "open": (true|false)\}'
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"side": {"enum": ["left", "right"]}, "open": {"type": "boolean"}},
+    "required": ["side", "open"],
+    "additionalProperties": False,
+}
 
 
 def grammar_requests() -> list[GenerationRequest]:
-    grammar = {"regex": GRAMMAR}
     return [
-        ask(random_prompt(n, 9), 60, ignore_eos=False, structured_outputs=grammar) for n in (20, 21)
+        ask(random_prompt(20, 9), 60, ignore_eos=False, structured_outputs={"regex": REGEX}),
+        ask(random_prompt(21, 9), 60, ignore_eos=False, structured_outputs={"json": SCHEMA}),
     ]
 
 
@@ -144,14 +151,41 @@ def test_a_grammar_holds_whatever_is_drafted(drafted: Child, plain: Child, behav
     with FakeDrafter(drafted.control, script, k=K):
         results = drafted.generate(grammar_requests(), concurrency=2)
     assert ids(results) == ids(expected)
+    assert re.fullmatch(REGEX, results[0]["text"])
     for result in results:
-        assert re.fullmatch(GRAMMAR, result["text"])
+        assert json.loads(result["text"]).keys() == SCHEMA["properties"].keys()
         assert result["finish_reason"] == "stop"
     check_counts(drafted, results)
     if behaviour == "perfect":
         assert total(results, "accepted") == total(results, "proposed") > 0
     else:
         assert total(results, "accepted") == 0
+
+
+STOPS = list(range(0, VOCAB_SIZE, 3))
+
+
+def stopped_requests() -> list[GenerationRequest]:
+    """Every third token is a stop, and min_tokens ends at different rows of a pass."""
+    return [
+        ask(random_prompt(n, 9), NUM_TOKENS, stop_token_ids=STOPS, min_tokens=min_tokens)
+        for n, min_tokens in ((24, 7), (25, 8), (26, 11))
+    ]
+
+
+@pytest.mark.parametrize("behaviour", ["perfect", "wrong"])
+def test_no_stop_before_min_tokens(drafted: Child, plain: Child, behaviour: str) -> None:
+    expected = plain.generate(stopped_requests(), concurrency=4)
+    oracle = known(stopped_requests(), expected)
+    script = perfect(oracle, K) if behaviour == "perfect" else wrong(oracle, K, VOCAB_SIZE)
+    with FakeDrafter(drafted.control, script, k=K):
+        results = drafted.generate(stopped_requests(), concurrency=4)
+    assert ids(results) == ids(expected)
+    for request, result in zip(stopped_requests(), results, strict=True):
+        *before, last = result["token_ids"]
+        assert len(before) >= request.sampling["min_tokens"]
+        assert result["finish_reason"] == "stop" and last in STOPS and not {*before} & {*STOPS}
+    check_counts(drafted, results)
 
 
 def test_parameters_that_are_served_undrafted_beside_drafted_requests(

@@ -15,15 +15,20 @@ from paceline.cluster import config_checks, doctor, launch, machine_checks
 from paceline.cluster.config import PacelineConfig
 from paceline.cluster.config_checks import check_config
 from paceline.cluster.finding import Finding
-from paceline.cluster.report import Totals
-from paceline.cluster.self_test import judge
 from paceline.config import parse
 from paceline.errors import EnvironmentError_
 from paceline.verifier.probe import Device, Probe
 from tests.tiny import make_tiny_llama
 from tests.unit.wire import free_tcp_address
 
-CPU = Probe(torch="2.13.0", devices=[], vllm="0.32.0", is_cpu=True, problem="")
+CPU = Probe(
+    torch="2.13.0",
+    devices=[],
+    vllm="0.32.0",
+    engine_args=["enforce_eager", "quantization"],
+    is_cpu=True,
+    problem="",
+)
 
 
 def gpus(number: int) -> Probe:
@@ -73,6 +78,28 @@ def test_more_threads_than_cores_are_a_warning(tiny: Path) -> None:
     found = findings(tiny, target={"threads": 6}, drafters=[draft(model=str(tiny), threads=3)])
     assert found["cores"].level == "warn"
     assert "take 9 threads, this machine has 8 cores" in found["cores"].text
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "text"),
+    [
+        ("enforce_eager", "ok", "vLLM knows enforce_eager"),
+        (
+            "enforce_eagre",
+            "fail",
+            "target.engine_args.enforce_eagre is no argument of vLLM's; did you mean "
+            "'enforce_eager'?",
+        ),
+        ("xyz", "fail", "target.engine_args.xyz is no argument of vLLM's; leave it out"),
+    ],
+)
+def test_engine_arguments_are_looked_up_in_this_vllm(
+    tiny: Path, name: str, level: str, text: str
+) -> None:
+    target = {"engine_args": {name: True}}
+    found = findings(tiny, target=target)["engine_args"]
+    assert (found.level, found.text) == (level, text)
+    assert "engine_args" not in findings(tiny, None, target=target), "this vLLM is not known"
 
 
 def test_a_target_that_is_not_there_ends_the_checks_of_models(tiny: Path) -> None:
@@ -238,23 +265,3 @@ def test_nothing_that_fails_is_exit_code_zero(
     assert launch.main(["doctor"]) == 0
     assert launch.main(["doctor", "--self-test"]) == 2
     assert "name its configuration with --config" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("dtype", "accepted", "proposed", "level"),
-    [
-        ("float32", 100, 100, "ok"),
-        ("float32", 199, 200, "ok"),
-        ("float32", 99, 100, "fail"),
-        ("bfloat16", 81, 100, "ok"),
-        ("bfloat16", 80, 100, "fail"),
-        ("float16", 81, 100, "ok"),
-        ("float32", 0, 0, "fail"),
-    ],
-)
-def test_a_self_test_is_judged_by_its_counts(
-    dtype: str, accepted: int, proposed: int, level: str
-) -> None:
-    totals = Totals(rounds=30, drafted_rounds=25 if proposed else 0)
-    totals.proposed, totals.accepted = proposed, accepted
-    assert judge(totals, dtype).level == level

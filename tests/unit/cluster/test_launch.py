@@ -170,7 +170,7 @@ def test_a_run_that_is_done_starts_nothing(
     assert capsys.readouterr().err == "paceline: 1 of 1 lines are done already\n"
     assert output.read_text() == line
     sentence = refused(capsys, *arguments, "--max-tokens", "7")
-    assert "holds a result for 'a' with another prompt, model, dtype or sampling" in sentence
+    assert "holds a result for 'a' with another prompt, target or sampling" in sentence
 
 
 def test_a_model_that_is_not_there(

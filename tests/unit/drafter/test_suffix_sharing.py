@@ -35,6 +35,7 @@ def finish(model: SuffixDrafter, text: list[int], scope: Scope) -> None:
     request = DraftRequest(text, scope=scope)
     model.open(request)
     model.draft([request], 4, VOCAB)
+    request.ended = True
     model.close(request)
 
 
@@ -42,7 +43,7 @@ def draft(model: SuffixDrafter, text: list[int], scope: Scope, k: int = 4) -> Dr
     request = DraftRequest(text, scope=scope)
     model.open(request)
     [answer] = model.draft([request], k, VOCAB)
-    del model._states[request]  # not finished: it is not to be kept
+    model.close(request)  # it still runs: it is not to be kept
     return answer
 
 
@@ -139,6 +140,30 @@ def test_the_least_recently_used_text_goes_first() -> None:
     assert draft(model, [1, 2, 3, 6], scope).tokens == [13]
 
 
+def test_the_texts_have_a_limit_of_tokens_together() -> None:
+    model, scope = drafter(suffix_max_cached_tokens=13), Scope()
+    finish(model, [1, 2, 3, 4, 11], scope)
+    finish(model, [1, 2, 3, 5, 12], scope)
+    store = model._stores[scope]
+    assert (len(store), store.num_tokens) == (2, 10)
+    finish(model, list(range(50, 64)), scope)
+    assert (len(store), store.num_tokens) == (2, 10), "too long alone, it drives nobody out"
+    finish(model, [1, 2, 3, 6], scope)
+    assert (len(store), store.num_tokens) == (2, 9)
+    assert draft(model, [1, 2, 3, 4], scope).tokens == []
+    assert draft(model, [1, 2, 3, 5], scope).tokens == [12]
+    finish(model, list(range(50, 63)), scope)
+    assert (len(store), store.num_tokens) == (1, 13)
+
+
+def test_a_text_that_nobody_can_find_takes_no_room() -> None:
+    model, scope = drafter(suffix_max_cached_requests=1), Scope()
+    finish(model, OLD, scope)
+    finish(model, [1] * (ANCHOR - 1), scope)
+    finish(model, [], scope)
+    assert draft(model, [90, 1, 2, 3, 4], scope).tokens == [5, 6, 7, 8]
+
+
 def test_what_goes_leaves_nothing_behind() -> None:
     model, scope = drafter(suffix_max_cached_requests=3), Scope()
     for number in range(50):
@@ -147,6 +172,7 @@ def test_what_goes_leaves_nothing_behind() -> None:
     assert len(store) == 3
     numbers = {number for having in store._having.values() for number in having}
     assert numbers == set(store._texts) == {47, 48, 49}
+    assert store.num_tokens == 3 * 13
 
 
 def test_few_of_the_texts_that_match_are_searched() -> None:
@@ -156,6 +182,23 @@ def test_few_of_the_texts_that_match_are_searched() -> None:
     found = model._stores[scope].candidates([1, 2, 3, 4])
     assert len(found) == MAX_CANDIDATES
     assert draft(model, [1, 2, 3, 4], scope).tokens == [119]
+
+
+def test_a_request_that_is_opened_anew_is_not_kept_until_it_ends() -> None:
+    model = drafter()
+    session = Session(hello=hello(), model=model, clock=lambda: 0.0, silence_limit=10.0)
+    session.take(welcome())
+    for output in ([9], [9, 10], [9, 10, 11]):
+        session.take(opening(1, OLD, output))
+        session.take(opening(2, [90, 1, 2, 3], [4]))
+        running = [session.requests[handle] for handle in (1, 2)]
+        assert [answer.tokens for answer in model.draft(running, 4, VOCAB)] == [[], []]
+    assert not model._stores
+    session.take(Close(handles=[1, 7]))
+    [store] = model._stores.values()
+    assert (len(store), store.num_tokens) == (1, len(OLD) + 3)
+    session.take(Close(handles=[1]))
+    assert len(store) == 1
 
 
 def test_a_verifier_that_is_restarted_or_gone_takes_its_texts_with_it() -> None:
