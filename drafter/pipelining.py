@@ -109,7 +109,7 @@ class Pipelining:
             num_forwards = 1 + (items[0].branching.k if self._model.is_stepwise else 1)
             verify_s = min(item.session.outlook.verify_s for item in items)
             seconds = max(seconds, verify_s / num_forwards)
-        return max(num_needed, self.times.most_rows(seconds, limit))
+        return max(num_needed, self.times.most_rows(seconds, limit, explore=not num_needed))
 
     def _extend(self, items: list[_Item], chosen: list[tuple[int, Extension]]) -> float:
         """Runs the forward; returns how long it took."""

@@ -65,51 +65,88 @@ class Acceptance:
         return [*probabilities, reached]
 
 
+class _Forwards:
+    """Those of about the same number of rows."""
+
+    def __init__(self) -> None:
+        self.num_rows = Average()
+        self.seconds = Average()
+        self.number = 0
+
+    def add(self, num_rows: int, seconds: float) -> None:
+        self.number += 1
+        if self.number == 2:
+            # What is compiled or allocated in the first one is no part of the time.
+            seconds = min(seconds, self.seconds.value or seconds)
+            self.num_rows, self.seconds = Average(), Average()
+        self.num_rows.add(num_rows)
+        self.seconds.add(seconds)
+
+
 class RowTimes:
     """How long a forward takes with so many rows: measured in steps of powers of two."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, Average] = {}
+        self._steps: dict[int, _Forwards] = {}
 
     def add(self, num_rows: int, seconds: float) -> None:
         """Takes in one forward."""
-        self._steps.setdefault(max(num_rows - 1, 0).bit_length(), Average()).add(seconds)
+        self._steps.setdefault(_step(num_rows), _Forwards()).add(num_rows, seconds)
 
-    def seconds(self, num_rows: int) -> float | None:
-        """Returns the time of a forward with ``num_rows`` rows; None if nothing is known of it.
+    def seconds(self, num_rows: float) -> float | None:
+        """Returns the time of a forward with ``num_rows`` rows; None if nothing is measured.
 
-        Between two measured sizes the larger one's time counts; beyond the largest one the time
-        grows as the rows do, which is the worst that can be.
+        Between two measured sizes the time lies on a line. Beyond the largest one it grows as the
+        rows do, below the smallest one it stays: the worst that can be.
         """
-        step = max(num_rows - 1, 0).bit_length()
-        larger = [s for s in self._steps if s >= step]
-        if larger:
-            return self._steps[min(larger)].value
-        if not self._steps:
-            return None
-        largest = max(self._steps)
-        value = self._steps[largest].value
-        assert value is not None
-        return value * num_rows / (1 << largest)
+        below, above = (0.0, 0.0), None
+        for point in self._points():
+            if point[0] <= num_rows:
+                below = point
+            elif above is None:
+                above = point
+        if above is None:
+            return below[1] * num_rows / below[0] if below[0] else None
+        if not below[0]:
+            return above[1]
+        share = (num_rows - below[0]) / (above[0] - below[0])
+        return below[1] + share * (above[1] - below[1])
 
     def least_seconds(self, num_rows: int) -> float | None:
-        """Returns what a forward with ``num_rows`` rows takes at the least; None if unknown.
+        """Returns the same, but beyond what was measured the best that can be."""
+        points = self._points()
+        if not points:
+            return None
+        smallest, seconds = points[0]
+        if num_rows < smallest:
+            return seconds * num_rows / smallest
+        return self.seconds(min(num_rows, points[-1][0]))
 
-        The time of the largest measured size that is no larger.
-        """
-        step = max(num_rows - 1, 0).bit_length()
-        smaller = [s for s in self._steps if s <= step]
-        return self._steps[max(smaller)].value if smaller else None
-
-    def most_rows(self, seconds: float, limit: int) -> int:
+    def most_rows(self, seconds: float, limit: int, *, explore: bool) -> int:
         """Returns how many rows a forward of at most ``seconds`` may have; at least 1.
 
-        At most twice of what was measured, so that a curve is learned step by step.
+        Args:
+            seconds: The time that there is.
+            limit: The most rows.
+            explore: Whether to try a size twice that is not known yet: up to twice the rows of what
+                is known, where half of them fit. Else a curve that is flat would never be found.
         """
-        known = 2 << max(self._steps) if self._steps else 1
-        sizes = _halved(min(limit, known))
-        fitting = (n for n in sizes if (time := self.seconds(n)) is None or time <= seconds)
-        return next(iter(fitting), 1)
+        for num_rows in _halved(min(limit, (2 << max(self._steps)) if self._steps else 1)):
+            known = self._steps.get(_step(num_rows))
+            is_new = known is None or known.number < 2
+            time = self.seconds(num_rows / 2 if explore and is_new else num_rows)
+            if time is None or time <= seconds:
+                return num_rows
+        return 1
+
+    def _points(self) -> list[tuple[float, float]]:
+        """Mean rows and seconds of what was measured, the smallest first."""
+        points = [(f.num_rows.value or 0.0, f.seconds.value or 0.0) for f in self._steps.values()]
+        return sorted(points)
+
+
+def _step(num_rows: int) -> int:
+    return max(num_rows - 1, 0).bit_length()
 
 
 def _halved(largest: int) -> Iterable[int]:

@@ -93,56 +93,77 @@ def measured(*times: tuple[int, float]) -> RowTimes:
 def test_without_a_forward_nothing_is_known_and_one_row_is_tried() -> None:
     assert measured().seconds(1) is None
     assert measured().least_seconds(1) is None
-    assert measured().most_rows(1.0, 64) == 1
+    assert measured().most_rows(1.0, 64, explore=True) == 1
 
 
-def test_between_two_sizes_the_larger_one_s_time_counts() -> None:
-    times = measured((1, 1.0), (8, 3.0))
-    assert [times.seconds(n) for n in (1, 2, 4, 5, 8)] == [1.0, 3.0, 3.0, 3.0, 3.0]
+def test_between_two_sizes_the_time_lies_on_a_line() -> None:
+    times = measured((1, 1.0), (8, 3.1))
+    assert [times.seconds(n) for n in (1, 2, 4, 8)] == pytest.approx([1.0, 1.3, 1.9, 3.1])
+    assert times.least_seconds(4) == pytest.approx(1.9)
 
 
-def test_beyond_the_largest_size_the_time_grows_as_the_rows() -> None:
+def test_beyond_the_largest_size_the_time_grows_as_the_rows_at_the_worst() -> None:
     assert measured((4, 2.0)).seconds(16) == pytest.approx(8.0)
+    assert measured((4, 2.0)).least_seconds(16) == pytest.approx(2.0)
 
 
-def test_the_least_time_is_that_of_a_smaller_size() -> None:
-    times = measured((2, 1.0), (16, 3.0))
-    assert [times.least_seconds(n) for n in (1, 2, 5, 16, 99)] == [None, 1.0, 1.0, 3.0, 3.0]
+def test_below_the_smallest_size_the_time_stays_at_the_worst() -> None:
+    assert measured((4, 2.0)).seconds(2) == pytest.approx(2.0)
+    assert measured((4, 2.0)).least_seconds(2) == pytest.approx(1.0)
 
 
 def test_sizes_of_one_power_of_two_are_averaged() -> None:
-    assert measured((5, 1.0), (8, 3.0)).seconds(6) == 2.0
+    times = measured((5, 1.0), (5, 1.0), (8, 2.5))
+    assert times.seconds(6.5) == pytest.approx(1.75)
 
 
-def test_at_most_twice_of_what_was_measured_is_tried() -> None:
-    assert measured((1, 0.0)).most_rows(1.0, 64) == 2
-    assert measured((1, 0.0), (2, 0.0)).most_rows(1.0, 64) == 4
-    assert measured((1, 0.0), (2, 0.0)).most_rows(1.0, 3) == 3
+def test_what_is_slow_in_the_first_forward_of_a_size_is_left_out() -> None:
+    assert measured((4, 9.0), (4, 1.0)).seconds(4) == 1.0
+    assert measured((4, 9.0), (4, 1.0), (4, 2.0)).seconds(4) == 1.5
+    assert measured((4, 1.0), (4, 2.0)).seconds(4) == 1.0
 
 
 def test_as_many_rows_as_fit_into_the_time() -> None:
     times = measured((1, 1.0), (4, 1.5), (16, 4.0))
-    assert times.most_rows(3.9, 64) == 4
-    assert times.most_rows(4.0, 64) == 16
-    assert times.most_rows(8.0, 64) == 32
-    assert times.most_rows(8.0, 20) == 20
-    assert times.most_rows(0.1, 64) == 1, "one row is always possible"
+    assert times.most_rows(3.9, 64, explore=False) == 8
+    assert times.most_rows(4.0, 64, explore=False) == 16
+    assert times.most_rows(8.0, 64, explore=False) == 32
+    assert times.most_rows(8.0, 20, explore=False) == 20
+    assert times.most_rows(0.1, 64, explore=False) == 1, "one row is always possible"
+
+
+def test_twice_of_what_is_known_is_tried_twice_though_it_may_take_longer() -> None:
+    times = measured((1, 1.0), (1, 1.0))
+    assert times.most_rows(1.5, 64, explore=False) == 1
+    for _ in range(2):
+        assert times.most_rows(1.5, 64, explore=True) == 2
+        times.add(2, 2.0)
+    assert times.most_rows(1.5, 64, explore=True) == 1
+    flat = measured(*((n, 1.0) for n in (1, 1, 2, 2, 4, 4)))
+    assert flat.most_rows(1.5, 64, explore=True) == 8
+    assert flat.most_rows(1.5, 7, explore=True) == 7
+
+
+def test_nothing_is_tried_for_which_half_of_it_takes_too_long() -> None:
+    assert measured((1, 1.0)).most_rows(0.9, 64, explore=True) == 1
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.floats(0.001, 1.0)), min_size=1, max_size=20),
     st.floats(0.0, 2.0),
     st.integers(1, 500),
+    st.booleans(),
 )
 def test_rows_stay_within_the_limits(
-    forwards: list[tuple[int, float]], seconds: float, limit: int
+    forwards: list[tuple[int, float]], seconds: float, limit: int, explore: bool
 ) -> None:
     times = measured(*forwards)
-    num_rows = times.most_rows(seconds, limit)
+    num_rows = times.most_rows(seconds, limit, explore=explore)
     assert 1 <= num_rows <= limit
     assert num_rows <= 2 * (1 << max((n - 1).bit_length() for n, _ in forwards))
     known = times.seconds(num_rows)
-    assert num_rows == 1 or (known is not None and known <= seconds)
+    assert known is not None
+    assert num_rows == 1 or explore or known <= seconds
 
 
 class Clocked:
