@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from paceline.messages import Commit
@@ -28,13 +29,17 @@ class Outlook:
 
     @property
     def ends_at(self) -> float:
-        """When the running pass is expected to end.
+        """When the running pass is expected to end; infinite where that cannot be told.
 
-        It has begun with the last commit, or, if it rather waits for them, with the last proposals.
-        Too early a guess only sends some branches twice; too late a one makes them late.
+        It has begun with the last commit, or, if somebody missed and it rather waits, with the
+        proposals. Too early a guess only sends some branches twice; too late a one makes them late.
         """
-        waits = self.undrafted < 0.5 and self.proposed_at > self.committed_at
-        return (self.proposed_at if waits else self.committed_at) + self.verify_s
+        if not self.verify_s:
+            return math.inf
+        if not self._missed or self.undrafted >= 0.5:
+            return self.committed_at + self.verify_s
+        has_begun = self.proposed_at >= self.committed_at
+        return self.proposed_at + self.verify_s if has_begun else math.inf
 
     @property
     def undrafted(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from paceline.drafter.outlook import UNDRAFTED_PRIOR, Outlook
@@ -30,7 +32,7 @@ def test_nothing_is_known_at_first() -> None:
     outlook = Outlook()
     assert outlook.undrafted == UNDRAFTED_PRIOR
     assert outlook.acceptance.at(0) == PRIOR_ACCEPTANCE
-    assert outlook.ends_at == 0.0
+    assert outlook.ends_at == math.inf
 
 
 def test_acceptance_is_learned_from_drafted_passes_of_all_requests() -> None:
@@ -76,10 +78,13 @@ def test_a_pass_that_waits_for_proposals_begins_with_them() -> None:
     outlook = Outlook()
     for _ in range(30):
         outlook.commit(5.0, commit(committed(num_drafted=2), verify_s=0.25))
+    assert outlook.ends_at == math.inf, "it has not begun"
     outlook.proposed_at = 5.5
     assert outlook.ends_at == 5.75
     outlook.commit(6.0, commit(committed(num_drafted=2), verify_s=0.25))
-    assert outlook.ends_at == 6.25, "proposals of the pass before say nothing of this one"
+    assert outlook.ends_at == math.inf, "proposals of the pass before say nothing of this one"
+    outlook.commit(6.0, commit(committed(num_drafted=2, num_ready=2), verify_s=0.25))
+    assert outlook.ends_at == 6.25, "nobody missed"
 
 
 def test_one_that_does_not_wait_begins_with_the_commit() -> None:

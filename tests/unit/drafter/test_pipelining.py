@@ -140,10 +140,24 @@ def test_before_the_pass_ends_all_that_is_there_is_sent() -> None:
     assert sizes[2] and min(sizes[2]) < K
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_proposal_is_cut_short_where_the_pass_runs_without_it(waits: bool) -> None:
+    """Three forwards of 10 ms in a pass of 25."""
+    stage = Stage()
+    stage.model.cost = lambda num_rows: 0.01
+    stage.open(1, 1, due=False)
+    for token in range(2, 30):
+        stage.commit(1, token, num_drafted=int(waits), verify_s=0.025)
+    while not (proposals := stage.proposed()):
+        stage.step()
+    assert proposals == [(1, 29, [30, 31, 32] if waits else [30, 31])]
+
+
 def test_only_what_is_new_is_sent_again() -> None:
     model = Played()
-    model.cost = lambda num_rows: 0.01
+    model.cost = lambda num_rows: 0.0
     stage = proposed_stage(model, verify_s=0.001)
+    model.cost = lambda num_rows: 0.01
     stage.rest()
     sent = [(tuple(tokens[:size]), len(tokens) - size) for _, tokens, size in branches(stage)]
     assert len(set(sent)) == len(sent)
@@ -330,7 +344,9 @@ def test_each_verifier_gets_its_own() -> None:
 
 def test_many_branches_are_sent_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.drafter.pipelining._MESSAGE_BRANCHES", 2)
-    stage = proposed_stage()
+    model = Played()
+    model.cost = lambda num_rows: 0.01
+    stage = proposed_stage(model, verify_s=1.0)
     stage.rest()
     sizes = [len(m.branches) for _, m in stage.links[0][0].sent if isinstance(m, Branches)]
     assert max(sizes) == 2

@@ -46,24 +46,31 @@ def take(branching: Branching, outcome: Iterable[int], rankings: list[Ranking]) 
     branching.validate()
 
 
+def propose(branching: Branching, *, unfinished: bool = False) -> None:
+    proposal = branching.proposal(unfinished=unfinished)
+    assert proposal is not None
+    branching.proposed(len(proposal))
+    branching.validate()
+
+
 def in_flight(*drafts: int) -> Branching:
     """K drafts are proposed, and the position behind them is known."""
     branching = Branching(K, due=True)
     take(branching, (), chain(*(drafts or (1, 2, 3))))
-    branching.proposed()
+    propose(branching)
     take(branching, (), chain(4))
     return branching
 
 
 def test_the_trunk_goes_first_until_it_is_proposed() -> None:
     branching = Branching(K, due=True)
-    assert branching.needs_proposal() and branching.proposal is None
+    assert branching.needs_proposal() and branching.proposal() is None
     take(branching, (), chain(1))
     found = extensions(branching)
     assert found[()].num_wanted == K - 1
     assert all(found[()].weight > e.weight for outcome, e in found.items() if outcome)
     take(branching, (), chain(2, 3))
-    assert branching.proposal == (1, 2, 3) and not branching.needs_proposal()
+    assert branching.proposal() == (1, 2, 3) and not branching.needs_proposal()
 
 
 def test_no_more_is_taken_than_was_wanted() -> None:
@@ -76,24 +83,35 @@ def test_a_trunk_that_ends_is_proposed_as_it_is() -> None:
     branching = Branching(K, due=True)
     take(branching, (), chain(1))
     take(branching, (), [])
-    assert branching.proposal == (1,)
-    branching.proposed()
+    assert branching.proposal() == (1,)
+    propose(branching)
     assert branching.num_in_flight == 1
     assert () not in extensions(branching)
+
+
+def test_two_drafts_are_proposed_where_more_would_be_too_late() -> None:
+    branching = Branching(K, due=True)
+    take(branching, (), chain(1))
+    assert branching.proposal(unfinished=True) is None, "an undrafted pass takes its place"
+    take(branching, (), chain(2))
+    assert branching.proposal() is None
+    propose(branching, unfinished=True)
+    assert branching.num_in_flight == 2
+    assert extensions(branching)[()].num_wanted == 1
 
 
 def test_with_nothing_to_draft_nothing_is_extended() -> None:
     branching = Branching(K, due=True)
     take(branching, (), [])
-    assert branching.proposal == ()
-    branching.proposed()
+    assert branching.proposal() == ()
+    propose(branching)
     assert extensions(branching) == {}
 
 
 def test_behind_the_proposal_one_more_position_is_looked_at() -> None:
     branching = Branching(K, due=True)
     take(branching, (), chain(1, 2, 3))
-    branching.proposed()
+    propose(branching)
     assert extensions(branching)[()].num_wanted == 1
     assert extensions(branching)[()].weight == pytest.approx(1 / 8), "all drafts are accepted"
     take(branching, (), chain(4))
@@ -124,7 +142,7 @@ def test_a_pass_that_may_be_undrafted_may_choose_any_token_at_once() -> None:
 def test_a_certain_draft_leaves_nothing_for_others() -> None:
     branching = Branching(1, due=True)
     branching.take(extensions(branching)[()], [[(1, 1.0), (2, 0.0)]])
-    branching.proposed()
+    propose(branching)
     assert extensions(branching)[(2,)].weight == 0.0
 
 
@@ -209,7 +227,7 @@ def test_a_miss_for_the_verifier_may_be_at_hand_here() -> None:
     branching = in_flight()
     take(branching, (101,), chain(20, 21, 22))
     branching.commit((101,), num_ready=0)
-    assert branching.due and branching.proposal == (20, 21, 22)
+    assert branching.due and branching.proposal() == (20, 21, 22)
 
 
 def test_behind_an_undrafted_pass_that_chose_d1_the_rest_of_the_trunk_counts() -> None:
@@ -229,8 +247,8 @@ def test_what_lies_along_the_trunk_becomes_a_part_of_it() -> None:
     branching.commit((1,), num_ready=0)
     branching.validate()
     assert branching.trunk.drafts == (2, 3, 4, 5, 6)
-    assert branching.proposal == (2, 3, 4)
-    branching.proposed()
+    assert branching.proposal() == (2, 3, 4)
+    propose(branching)
     branching.validate()
     assert extensions(branching)[(2, 3, 4, 5)].num_wanted == K - 1, "6 is known already"
     assert [b.drafts for b in branching.unsent(unfinished=True)] == [(6,)]
@@ -260,7 +278,7 @@ def test_a_trunk_that_is_longer_than_what_the_verifier_has_begins_a_branch() -> 
 
 def test_a_proposal_that_was_declined_leaves_an_undrafted_pass() -> None:
     branching = Branching(K, due=True)
-    branching.decline()
+    branching.proposed(0)
     assert not branching.due and branching.num_in_flight == 0
     take(branching, (), chain(1))
     found = extensions(branching, undrafted=0.5)
