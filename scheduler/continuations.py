@@ -24,13 +24,24 @@ class Continuation:
     tokens: Tokens
     num_outcome: int
     """How many of them, at the front, are the outcome of a pass; 0: all are drafts for now."""
+    was_trimmed: bool = False
+    """Whether it begins in the middle of what the drafter sent. A guess of the present pass's
+    outcome is for when the outcome is there; what is left of it then is drafts, wherever it ends.
+    """
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be verified now."""
+        return self.num_outcome == 0 or self.was_trimmed
 
     def behind(self, committed: Sequence[int]) -> Continuation | None:
         """Returns what is left of it once ``committed`` has come, None if nothing fits."""
         size = len(committed)
         if len(self.tokens) <= size or self.tokens[:size] != tuple(committed):
             return None
-        return Continuation(self.tokens[size:], max(0, self.num_outcome - size))
+        return Continuation(
+            self.tokens[size:], max(0, self.num_outcome - size), self.was_trimmed or size > 0
+        )
 
 
 @dataclass(slots=True)
@@ -42,7 +53,8 @@ class Continuations:
     """The last answer of ``best``, with its limit; None: something has changed since."""
 
     def __bool__(self) -> bool:
-        return bool(self._held)
+        """Whether there is one that may be verified now."""
+        return any(held.is_usable for held in self._held)
 
     def add(self, continuation: Continuation) -> None:
         """Takes in one; a proposal for the present length goes before what was guessed earlier."""
@@ -60,11 +72,12 @@ class Continuations:
         later ones. The longest continuation of the chosen one's tokens is taken: behind an
         undrafted pass a guess is longer than the rest of the proposal that it continues.
         """
-        if not self._held:
-            return ()
         if self._best is not None and self._best[0] == limit:
             return self._best[1]
-        first = min(self._held, key=lambda held: held.num_outcome > 0)  # the first of the least
+        usable = [held for held in self._held if held.is_usable]
+        if not usable:
+            return ()
+        first = min(usable, key=lambda held: held.num_outcome > 0)  # the first of the least
         size = len(first.tokens)
         longest = max(
             (held.tokens for held in self._held if held.tokens[:size] == first.tokens), key=len

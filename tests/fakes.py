@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 
 from paceline.messages import (
     PROTOCOL_VERSION,
+    Branch,
+    Branches,
     Close,
     Commit,
     Hello,
@@ -31,7 +33,7 @@ from paceline.transport import CurveKeys, Dealer, wait_any, wake_descriptor
 Oracle = Callable[[list[int], int], list[int]]
 """From all committed tokens and a number k to the k tokens that the target will choose next."""
 
-Script = Callable[[int, list[int]], Iterable[Proposed]]
+Script = Callable[[int, list[int]], Iterable[Proposed | Branch]]
 """From a handle and its committed tokens to what is sent now."""
 
 
@@ -51,6 +53,16 @@ def oracle_of(sequences: Iterable[list[int]]) -> Oracle:
 def proposed(handle: int, tokens: list[int], drafts: list[int]) -> Proposed:
     """Returns a proposal behind ``tokens``."""
     return Proposed(handle=handle, base_length=len(tokens), tokens=drafts, confidence=[])
+
+
+def branch(handle: int, tokens: list[int], outcome: list[int], drafts: list[int]) -> Branch:
+    """Returns drafts behind an outcome of the pass that ``tokens`` are the base of."""
+    return Branch(
+        handle=handle,
+        base_length=len(tokens),
+        num_outcome=len(outcome),
+        tokens=[*outcome, *drafts],
+    )
 
 
 def perfect(oracle: Oracle, k: int) -> Script:
@@ -99,7 +111,7 @@ def dying(script: Script, after: int) -> Script:
     """Does as ``script`` does ``after`` times, then dies."""
     count = 0
 
-    def mortal(handle: int, tokens: list[int]) -> Iterable[Proposed]:
+    def mortal(handle: int, tokens: list[int]) -> Iterable[Proposed | Branch]:
         nonlocal count
         count += 1
         if count > after:
@@ -227,6 +239,9 @@ class FakeDrafter:
                     self._changed.notify_all()
 
     def _propose(self, dealer: Dealer, due: list[int]) -> None:
-        proposals = [p for handle in due for p in self._script(handle, self.tokens[handle])]
-        if proposals:
+        said = [one for handle in due for one in self._script(handle, self.tokens[handle])]
+        # The branches first: the pass that the proposal sets off may end at once.
+        if branches := [one for one in said if isinstance(one, Branch)]:
+            dealer.send(Branches(branches=branches))
+        if proposals := [one for one in said if isinstance(one, Proposed)]:
             dealer.send(Proposal(proposals=proposals))

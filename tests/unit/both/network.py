@@ -177,9 +177,7 @@ class Network:
     def join(self, name: str, k: int, max_requests: int, model: Played) -> None:
         """A new incarnation: what was under way to and from the old one is gone."""
         self.num_incarnations += 1
-        session = Session(
-            hello=hello(name), model=model, clock=lambda: self.now, silence_limit=1e9
-        )
+        session = Session(hello=hello(name), model=model, clock=lambda: self.now, silence_limit=1e9)
         pipelining = Pipelining(model, DISABLED, clock=lambda: self.now)
         drafter = Drafter(name, session, pipelining, model)
         self.drafters[name] = drafter

@@ -62,6 +62,9 @@ class Runtime:
         if compare:
             self.targets["plain"] = Target(None)
 
+    def begin_trace(self) -> None:
+        pass
+
     def check_drafters(self) -> None:
         pass
 

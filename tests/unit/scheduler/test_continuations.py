@@ -33,8 +33,19 @@ def test_a_proposal_goes_before_guesses() -> None:
     assert held((1, (5, 6, 7)), (0, (1, 2)), (1, (8, 9))).best(4) == (1, 2)
 
 
-def test_the_earliest_guess_is_used_where_there_is_no_proposal() -> None:
-    assert held((1, (5, 6)), (1, (7, 8))).best(4) == (5, 6)
+def test_a_guess_about_the_present_pass_is_no_proposal() -> None:
+    """It is one of many, and the proposal may be on its way."""
+    cache = held((1, (5, 6)), (1, (7, 8)))
+    assert not cache
+    assert cache.best(4) == ()
+
+
+def test_what_is_left_of_a_guess_is_used_though_it_reaches_behind_its_pass() -> None:
+    """An undrafted pass has chosen d1 = 5; the earliest guess goes before the others."""
+    cache = held((2, (5, 6, 7)), (2, (5, 8, 9)))
+    cache.commit((5,))
+    assert cache
+    assert cache.best(4) == (6, 7)
 
 
 def test_a_guess_that_continues_the_proposal_is_longer() -> None:

@@ -118,7 +118,7 @@ def test_who_has_something_at_hand_is_not_waited_for() -> None:
 
 def due_ready() -> StepPlan:
     request = due()
-    assert request.take_branch(3, 1, (7, 8))
+    assert request.take_proposal(request.length - 1, (request.output_ids[-1], 8))
     return plan(request)
 
 
