@@ -9,6 +9,8 @@ from paceline.messages import Commit
 from paceline.scheduler.averages import Acceptance, Average
 
 UNDRAFTED_PRIOR = 0.5
+MAX_DRIFT = 1e-6
+"""Seconds from one commit to the next: more than two clocks drift apart in that time."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,11 +19,13 @@ class Outlook:
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     committed_at: float = 0.0
-    """When the last commit came."""
+    """When the last commit was sent. It may have been read late, behind a long forward."""
     proposed_at: float = 0.0
     """When the last proposal went out: the pass that holds it cannot have begun before."""
     verify_s: float = 0.0
     """How long a pass takes; 0: not known."""
+    _clock_lead: float = math.inf
+    """How far this clock is ahead of the verifier's, the shortest way of a message included."""
     _undrafted: Average = field(default_factory=Average)
     """Of the passes behind a miss: 1 for an undrafted one, 0 for one that waited for drafts."""
     _missed: set[int] = field(default_factory=set)
@@ -49,6 +53,10 @@ class Outlook:
     def commit(self, now: float, message: Commit) -> None:
         """Takes in the outcome of a pass."""
         self.committed_at = now
+        if message.sent_at:
+            # A little more with each commit, so that clocks which drift apart are followed.
+            self._clock_lead = min(self._clock_lead + MAX_DRIFT, now - message.sent_at)
+            self.committed_at = message.sent_at + self._clock_lead
         self.verify_s = message.verify_s
         for committed in message.commits:
             if committed.num_drafted:

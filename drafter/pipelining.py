@@ -7,6 +7,7 @@ the sockets are read: what the outcome of a pass has made impossible is not exte
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,20 +97,23 @@ class Pipelining:
             return []
         limits = [_max_branches(item) for item in items]
         num_needed = sum(1 for item in items if item.branching.needs_proposal())
-        return choose(candidates, self._num_rows(items, num_needed, sum(limits)), limits)
+        wanted = choose(candidates, sum(limits), limits)
+        return wanted[: self._num_rows(items, wanted, num_needed)]
 
-    def _num_rows(self, items: list[_Item], num_needed: int, limit: int) -> int:
-        """How many rows the next forward may have."""
-        shortest = self.times.least_seconds(max(num_needed, 1))
-        if shortest is None:
-            return max(num_needed, 1)
-        seconds = SLACK * shortest
-        if not num_needed:
-            # K forwards make a branch, one more makes the candidates behind the last draft.
-            num_forwards = 1 + (items[0].branching.k if self._model.is_stepwise else 1)
-            verify_s = min(item.session.outlook.verify_s for item in items)
-            seconds = max(seconds, verify_s / num_forwards)
-        return max(num_needed, self.times.most_rows(seconds, limit, explore=not num_needed))
+    def _num_rows(
+        self, items: list[_Item], wanted: list[tuple[int, Extension]], num_needed: int
+    ) -> int:
+        """How many of the wanted rows the next forward has."""
+        if num_needed:
+            shortest = self.times.least_seconds(num_needed)
+            if shortest is None:
+                return num_needed
+            return max(num_needed, self.times.most_rows(SLACK * shortest, len(wanted)))
+        # K forwards make a branch, one more makes the candidates behind the last draft.
+        num_forwards = 1 + (items[0].branching.k if self._model.is_stepwise else 1)
+        verify_s = min(item.session.outlook.verify_s for item in items)
+        weights = [extension.weight for _, extension in wanted]
+        return self.times.best_rows(weights, verify_s / num_forwards if verify_s else math.inf)
 
     def _extend(self, items: list[_Item], chosen: list[tuple[int, Extension]]) -> float:
         """Runs the forward; returns how long it took."""

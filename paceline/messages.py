@@ -175,6 +175,13 @@ class Commit(_Message, frozen=True, kw_only=True):
     commits: Annotated[list[Committed], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
     verify_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)] = 0.0
     """Seconds that a pass takes on average, the time that there is for branches; 0: not known."""
+    sent_at: float = 0.0
+    """When it was sent, in seconds of the verifier's monotonic clock; only differences mean
+    something to the drafter."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.sent_at):
+            raise ValueError("sent_at is not finite")
 
 
 class Proposed(_Message, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 PRIOR_ACCEPTANCE = 0.65
 """Per draft token, before anything is measured."""
@@ -122,22 +122,38 @@ class RowTimes:
             return seconds * num_rows / smallest
         return self.seconds(min(num_rows, points[-1][0]))
 
-    def most_rows(self, seconds: float, limit: int, *, explore: bool) -> int:
-        """Returns how many rows a forward of at most ``seconds`` may have; at least 1.
-
-        Args:
-            seconds: The time that there is.
-            limit: The most rows.
-            explore: Whether to try a size twice that is not known yet: up to twice the rows of what
-                is known, where half of them fit. Else a curve that is flat would never be found.
-        """
-        for num_rows in _halved(min(limit, (2 << max(self._steps)) if self._steps else 1)):
-            known = self._steps.get(_step(num_rows))
-            is_new = known is None or known.number < 2
-            time = self.seconds(num_rows / 2 if explore and is_new else num_rows)
+    def most_rows(self, seconds: float, limit: int) -> int:
+        """Returns how many rows a forward of at most ``seconds`` may have; at least 1."""
+        for num_rows in self._sizes(limit):
+            time = self.seconds(num_rows)
             if time is None or time <= seconds:
                 return num_rows
         return 1
+
+    def best_rows(self, weights: Sequence[float], seconds: float) -> int:
+        """Returns how many of ``weights`` a forward should have for the most to come of it.
+
+        More rows hold more weight. But where a forward takes longer than ``seconds``, so much less
+        of what it begins is done in time. A size that is not known yet is taken to be as fast as
+        half of it: else a curve that is flat would never be found.
+
+        Args:
+            weights: Of the rows that there could be, the greatest first.
+            seconds: The time that there is for each forward.
+        """
+        best, best_value = 1, 0.0
+        for num_rows in reversed(self._sizes(len(weights))):
+            known = self._steps.get(_step(num_rows))
+            is_new = known is None or known.number < 2
+            time = self.seconds(num_rows / 2 if is_new else num_rows) or 0.0
+            value = sum(weights[:num_rows]) * (min(1.0, seconds / time) if time else 1.0)
+            if value > best_value:
+                best, best_value = num_rows, value
+        return best
+
+    def _sizes(self, limit: int) -> list[int]:
+        """The sizes to choose from, the largest first: at most twice of what was measured."""
+        return list(_halved(min(limit, (2 << max(self._steps)) if self._steps else 1)))
 
     def _points(self) -> list[tuple[float, float]]:
         """Mean rows and seconds of what was measured, the smallest first."""

@@ -228,7 +228,9 @@ class Pipeline:
         """Sends what has gathered: one commit message per drafter."""
         verify_s = min(self._state.verify_s or 0.0, MAX_SECONDS)
         for drafter, commits in self._commits.items():
-            self._control.send(drafter, Commit(commits=commits, verify_s=verify_s))
+            self._control.send(
+                drafter, Commit(commits=commits, verify_s=verify_s, sent_at=self._clock())
+            )
         self._commits.clear()
         self._control.flush()
 

@@ -40,6 +40,7 @@ counts = st.integers(0, (1 << 63) - 1)
 finite = st.floats(allow_nan=False)
 probabilities = st.floats(0.0, 1.0)
 seconds = st.floats(0.0, MAX_SECONDS)
+moments = st.floats(allow_nan=False, allow_infinity=False)
 
 committed = st.builds(
     Committed,
@@ -118,7 +119,9 @@ by_type: dict[type[Message], SearchStrategy[Message]] = {
         num_computed_tokens=lengths,
         sampling=st.builds(Sampling, temperature=finite, top_k=counts, top_p=finite),
     ),
-    Commit: st.builds(Commit, commits=st.lists(committed, max_size=5), verify_s=seconds),
+    Commit: st.builds(
+        Commit, commits=st.lists(committed, max_size=5), verify_s=seconds, sent_at=moments
+    ),
     Proposal: st.builds(Proposal, proposals=st.lists(proposed(), max_size=5), spent_s=seconds),
     Branches: st.builds(Branches, branches=st.lists(branch(), max_size=5)),
     Reopen: st.builds(Reopen, handles=st.lists(handles, max_size=9)),

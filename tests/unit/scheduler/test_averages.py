@@ -93,7 +93,7 @@ def measured(*times: tuple[int, float]) -> RowTimes:
 def test_without_a_forward_nothing_is_known_and_one_row_is_tried() -> None:
     assert measured().seconds(1) is None
     assert measured().least_seconds(1) is None
-    assert measured().most_rows(1.0, 64, explore=True) == 1
+    assert measured().best_rows([1.0] * 64, 1.0) == 1
 
 
 def test_between_two_sizes_the_time_lies_on_a_line() -> None:
@@ -125,45 +125,52 @@ def test_what_is_slow_in_the_first_forward_of_a_size_is_left_out() -> None:
 
 def test_as_many_rows_as_fit_into_the_time() -> None:
     times = measured((1, 1.0), (4, 1.5), (16, 4.0))
-    assert times.most_rows(3.9, 64, explore=False) == 8
-    assert times.most_rows(4.0, 64, explore=False) == 16
-    assert times.most_rows(8.0, 64, explore=False) == 32
-    assert times.most_rows(8.0, 20, explore=False) == 20
-    assert times.most_rows(0.1, 64, explore=False) == 1, "one row is always possible"
+    assert times.most_rows(3.9, 64) == 8
+    assert times.most_rows(4.0, 64) == 16
+    assert times.most_rows(8.0, 64) == 32
+    assert times.most_rows(8.0, 20) == 20
+    assert times.most_rows(0.1, 64) == 1, "one row is always possible"
+
+
+EVEN = [0.01] * 64
 
 
 def test_twice_of_what_is_known_is_tried_twice_though_it_may_take_longer() -> None:
     times = measured((1, 1.0), (1, 1.0))
-    assert times.most_rows(1.5, 64, explore=False) == 1
     for _ in range(2):
-        assert times.most_rows(1.5, 64, explore=True) == 2
-        times.add(2, 2.0)
-    assert times.most_rows(1.5, 64, explore=True) == 1
+        assert times.best_rows(EVEN, 1.0) == 2
+        times.add(2, 4.0)
+    assert times.best_rows(EVEN, 1.0) == 1
     flat = measured(*((n, 1.0) for n in (1, 1, 2, 2, 4, 4)))
-    assert flat.most_rows(1.5, 64, explore=True) == 8
-    assert flat.most_rows(1.5, 7, explore=True) == 7
+    assert flat.best_rows(EVEN, 1.5) == 8
+    assert flat.best_rows(EVEN[:7], 1.5) == 7
 
 
-def test_nothing_is_tried_for_which_half_of_it_takes_too_long() -> None:
-    assert measured((1, 1.0)).most_rows(0.9, 64, explore=True) == 1
+def test_a_forward_that_is_too_long_is_worth_so_much_less() -> None:
+    times = measured(*((n, seconds) for n, seconds in ((1, 1.0), (2, 1.2), (4, 2.0)) for _ in "ab"))
+    falling = [0.5, 0.3, 0.1, 0.1, 0.0, 0.0]
+    assert times.best_rows(falling, 2.0) == 4, "all of it is done in time"
+    assert times.best_rows(falling, 1.0) == 2, "0.8 / 1.2 and not 0.5 or 1.0 / 2.0"
+    assert times.best_rows(falling, 0.1) == 2, "the share that is done in time does not matter"
+    assert times.best_rows([0.9, 0.05, 0.05], 1.0) == 1
+    assert times.best_rows(EVEN, 0.0) == 1
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.floats(0.001, 1.0)), min_size=1, max_size=20),
     st.floats(0.0, 2.0),
     st.integers(1, 500),
-    st.booleans(),
 )
 def test_rows_stay_within_the_limits(
-    forwards: list[tuple[int, float]], seconds: float, limit: int, explore: bool
+    forwards: list[tuple[int, float]], seconds: float, limit: int
 ) -> None:
     times = measured(*forwards)
-    num_rows = times.most_rows(seconds, limit, explore=explore)
-    assert 1 <= num_rows <= limit
-    assert num_rows <= 2 * (1 << max((n - 1).bit_length() for n, _ in forwards))
-    known = times.seconds(num_rows)
+    largest = 2 * (1 << max((n - 1).bit_length() for n, _ in forwards))
+    for num_rows in (times.most_rows(seconds, limit), times.best_rows([0.1] * limit, seconds)):
+        assert 1 <= num_rows <= min(limit, largest)
+    known = times.seconds(times.most_rows(seconds, limit))
     assert known is not None
-    assert num_rows == 1 or explore or known <= seconds
+    assert times.most_rows(seconds, limit) == 1 or known <= seconds
 
 
 class Clocked:

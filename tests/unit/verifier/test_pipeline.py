@@ -90,10 +90,17 @@ def test_the_commits_of_a_pass_go_out_in_one_message_a_drafter() -> None:
                 commits=[
                     committed(1, 3, 50, 51, num_drafted=2, num_accepted=1),
                     committed(3, 3, 50, 51, num_drafted=2, num_accepted=1),
-                ]
+                ],
+                sent_at=rig.control.now,
             ),
         ),
-        ("e", Commit(commits=[committed(2, 3, 50, 51, num_drafted=2, num_accepted=1)])),
+        (
+            "e",
+            Commit(
+                commits=[committed(2, 3, 50, 51, num_drafted=2, num_accepted=1)],
+                sent_at=rig.control.now,
+            ),
+        ),
     ]
     rig.pipeline.flush()
     assert rig.sent() == [], "a commit goes out once"
