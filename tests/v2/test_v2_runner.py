@@ -186,6 +186,10 @@ def test_no_stop_before_min_tokens(drafted: Child, plain: Child, behaviour: str)
         assert len(before) >= request.sampling["min_tokens"]
         assert result["finish_reason"] == "stop" and last in STOPS and not {*before} & {*STOPS}
     check_counts(drafted, results)
+    assert total(results, "proposed") > 0
+    assert total(results, "accepted") == (
+        total(results, "proposed") if behaviour == "perfect" else 0
+    )
 
 
 def test_parameters_that_are_served_undrafted_beside_drafted_requests(
