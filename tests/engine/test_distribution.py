@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.messages import Proposed
+from paceline.messages import Branch, Proposed
 from paceline.verifier.engine import GenerationRequest
 from tests.engine.conftest import EngineHost, speculation, start_engine, tiny_target
-from tests.fakes import FakeDrafter, Script, proposed
+from tests.fakes import FakeDrafter, Script, branch, proposed
 from tests.tiny import make_tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -103,7 +103,27 @@ def scripts(law: Law) -> dict[str, Script]:
         # Says that it has nothing now, so that nobody waits; then what it had before.
         return [p for p in (before, proposed(handle, tokens, [])) if p is not None]
 
-    return {"likeliest": likeliest, "wrong": unlikeliest, "sampling": sampling, "late": late}
+    def branching(handle: int, tokens: list[int]) -> Iterable[Proposed | Branch]:
+        """The likeliest drafts, and such behind every outcome of the pass that is at hand."""
+        yield from likeliest(handle, tokens)
+        for path in outcomes(law.likeliest(tokens, K), VOCAB):
+            if len(tokens) + len(path) < len(PROMPT) + 3:
+                yield branch(handle, tokens, path, law.likeliest([*tokens, *path], K))
+
+    return {
+        "likeliest": likeliest,
+        "wrong": unlikeliest,
+        "sampling": sampling,
+        "late": late,
+        "branching": branching,
+    }
+
+
+def outcomes(drafts: list[int], vocab_size: int) -> Iterable[list[int]]:
+    """Every outcome of a pass: some drafts accepted, and a bonus token behind them."""
+    for num_accepted in range(len(drafts) + 1):
+        for bonus in range(vocab_size):
+            yield [*drafts[:num_accepted], bonus]
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +133,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, run_folder: Path) -> Iterator[EngineHost]:
+def engine(folder: Path, run_folder: Path, request: pytest.FixtureRequest) -> Iterator[EngineHost]:
     target = tiny_target(folder, max_num_seqs=64)
-    spec = speculation(run_folder, "law", K)
-    host = start_engine(target, spec, run_folder, "law")
+    spec = speculation(run_folder, f"law-{request.param}", K, mode=request.param)
+    host = start_engine(target, spec, run_folder, f"law-{request.param}")
     yield host
     host.close()
 
@@ -134,7 +154,18 @@ def noise_floor(law: np.ndarray) -> tuple[float, float]:
     return float(distances.mean()), float(distances.std())
 
 
-@pytest.mark.parametrize("behaviour", ["likeliest", "wrong", "sampling", "late"])
+@pytest.mark.parametrize(
+    ("engine", "behaviour"),
+    [
+        ("lockstep", "likeliest"),
+        ("lockstep", "wrong"),
+        ("lockstep", "sampling"),
+        ("lockstep", "late"),
+        ("pipelined", "branching"),
+        ("pipelined", "sampling"),
+    ],
+    indirect=["engine"],
+)
 @pytest.mark.parametrize("name", list(SAMPLINGS))
 def test_the_emitted_law_is_the_target_s(
     engine: EngineHost, law: Law, name: str, behaviour: str
@@ -150,8 +181,11 @@ def test_the_emitted_law_is_the_target_s(
     proposals = sum(r["speculation"]["proposed"] for r in results)
     accepted = sum(r["speculation"]["accepted"] for r in results)
     assert proposals > NUM_SAMPLES / 10
-    if behaviour == "likeliest":
+    if behaviour in ("likeliest", "branching"):
         assert accepted > proposals / 10
+    if behaviour == "branching":
+        # At their first pass's end, unless that was undrafted or took more than K + 1 tokens.
+        assert sum(r["speculation"]["hits"] for r in results) > NUM_SAMPLES / 10
     counts = Counter(tuple(r["token_ids"][:3]) for r in results)
     observed = np.zeros((VOCAB, VOCAB, VOCAB))
     for tokens, count in counts.items():
