@@ -8,12 +8,18 @@ from typing import Any
 
 from paceline.bench.figures import interquartile_range, median, percentile, ratio
 from paceline.bench.matrix import Contender, Load
+from paceline.bench.rounds import round_figures
 from paceline.bench.store import Measurement, RequestRecord
 from paceline.bench.systems import PLAIN
 
 
 def cell(
-    contender: Contender, load: Load, method: str | None, measurements: Iterable[Measurement]
+    contender: Contender,
+    load: Load,
+    method: str | None,
+    measurements: Iterable[Measurement],
+    *,
+    expected_hit_rate: float | None = None,
 ) -> dict[str, Any]:
     """Returns the figures of one cell; what is undefined is None.
 
@@ -25,6 +31,7 @@ def cell(
     Args:
         method: The contender's draft method.
         measurements: All of the run, of other cells, too.
+        expected_hit_rate: See ``sides.expected_hits``.
     """
     everything = list(measurements)
     ours = [m for m in everything if m.contender == str(contender) and _is_under(m, load)]
@@ -50,7 +57,8 @@ def cell(
         "itl_ms": _percentiles([latency for r in served for latency in _latencies(r)]),
         **_acceptance(counts),
         "round_ms": _round_ms(served),
-        "exposed_wait_ms": _exposed_wait_ms(counts),
+        **round_figures(counts),
+        "expected_hit_rate": expected_hit_rate,
         **_equality(contender, ours, everything),
         "simulated": method == "scripted",
         "num_repeats": len(ours),
@@ -131,13 +139,6 @@ def _round_ms(requests: Sequence[RequestRecord]) -> float | None:
     several = [request.events for request in requests if len(request.events) > 1]
     seconds = sum(events[-1][0] - events[0][0] for events in several)
     mean = ratio(seconds, sum(len(events) - 1 for events in several))
-    return None if mean is None else 1000 * mean
-
-
-def _exposed_wait_ms(counts: Sequence[dict[str, Any]]) -> float | None:
-    """Only Paceline's scheduler measures it."""
-    measured = [c for c in counts if "waited_s" in c]
-    mean = ratio(sum(c["waited_s"] for c in measured), sum(c["rounds"] for c in measured))
     return None if mean is None else 1000 * mean
 
 

@@ -12,7 +12,7 @@ from paceline.bench.matrix import Contender, contenders, groups
 from paceline.bench.options import Options, read_options, record
 from paceline.bench.progress import Progress, say
 from paceline.bench.residency import find_room, num_resident
-from paceline.bench.sides import method, side
+from paceline.bench.sides import expected_hits, method, side
 from paceline.bench.store import ANSWERS_FILE, Run, Store
 from paceline.bench.table import table
 from paceline.bench.workload import load_workload
@@ -46,7 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
         with traced(options.trace, say) as trace:
             _measure(config, options, prompts, parts, store, trace)
         cells = [
-            cell(contender, load, method(contender, config), store)
+            cell(
+                contender,
+                load,
+                method(contender, config),
+                store,
+                expected_hit_rate=expected_hits(contender, config),
+            )
             for load in options.loads
             for contender in everybody
         ]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from paceline import models
+from paceline.bench.hit_model import expected_hit_rate
 from paceline.bench.matrix import Contender
 from paceline.cluster.config import PacelineConfig
 from paceline.cluster.runtime import Side
@@ -55,6 +56,17 @@ def side(contender: Contender, config: PacelineConfig, answers: Path) -> Side:
 def method(contender: Contender, config: PacelineConfig) -> str | None:
     """Returns the draft method; None: plain."""
     return None if contender.system.drafter is None else _drafter(contender, config).method
+
+
+def expected_hits(contender: Contender, config: PacelineConfig) -> float | None:
+    """Returns the hit rate to expect of a scripted draft; None for others, and in lockstep."""
+    if contender.system.mode != "pipelined":
+        return None
+    drafter, k = _drafter(contender, config), contender.num_speculative_tokens
+    if drafter.method != "scripted":
+        return None
+    assert k is not None, "only plain decoding has no K"
+    return expected_hit_rate(drafter.scripted_accuracy, k, config.speculation.fanout)
 
 
 def bench_target(target: TargetConfig, dtype: str) -> TargetConfig:

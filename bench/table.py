@@ -7,7 +7,7 @@ from typing import Any
 
 HEADERS = (
     *("system", "K", "dtype", "conc", "temp", "tokens/s", "IQR", "vs plain", "TTFT ms", "ITL ms"),
-    *("round ms", "wait ms", "accept", "length", "equal", "errors"),
+    *("round ms", "wait ms", "hits", "accept", "length", "equal", "errors"),
 )
 
 
@@ -54,6 +54,7 @@ def _row(cell: dict[str, Any]) -> tuple[str, ...]:
         _number(cell["itl_ms"]["p50"], 1),
         _number(cell["round_ms"], 1),
         _number(cell["exposed_wait_ms"], 1),
+        _number(cell["hit_rate"], 2),
         _number(cell["acceptance_rate"], 2),
         _number(cell["mean_acceptance_length"], 2),
         _number(cell["equal_to_plain"], 2),

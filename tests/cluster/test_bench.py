@@ -19,7 +19,9 @@ FIELDS = {
     *("system", "drafter", "method", "mode", "dtype", "num_speculative_tokens", "concurrency"),
     *("temperature", "output_tokens_per_s", "output_tokens_per_s_iqr", "ratio_to_plain"),
     *("ttft_ms", "itl_ms", "acceptance_rate", "mean_acceptance_length"),
-    *("accepted_per_position", "round_ms", "exposed_wait_ms", "equal_to_plain", "differences"),
+    *("accepted_per_position", "round_ms", "hit_rate", "misses", "expected_hit_rate"),
+    *("verify_ms", "gap_ms", "exposed_wait_ms", "exposed_on_hits"),
+    *("equal_to_plain", "differences"),
     *("simulated", "num_repeats", "num_prompts", "num_errors"),
 }
 
@@ -41,7 +43,7 @@ def check_plain(cell: dict[str, Any]) -> None:
     for name in (
         *("drafter", "method", "mode", "num_speculative_tokens", "ratio_to_plain"),
         *("acceptance_rate", "mean_acceptance_length", "accepted_per_position"),
-        *("exposed_wait_ms", "equal_to_plain", "differences"),
+        *("hit_rate", "misses", "verify_ms", "exposed_wait_ms", "equal_to_plain", "differences"),
     ):
         assert cell[name] is None, name
 
@@ -99,6 +101,7 @@ def test_three_systems_take_turns(paceline: Callable[..., Finished], tmp_path: P
     assert (vllm["mode"], vllm["exposed_wait_ms"]) == (None, None)
     check_drafted(ours)
     assert ours["mode"] == "lockstep" and ours["exposed_wait_ms"] >= 0
+    assert 0 < ours["verify_ms"] < ours["round_ms"]
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == [
         *("verifier paceline:ngram@lockstep K=2 float32",),

@@ -14,6 +14,11 @@ from paceline.verifier.config import TargetConfig
 PLAIN_CONTENDER = Contender(system=PLAIN, dtype="float32", num_speculative_tokens=None)
 NGRAM = System(kind="paceline", drafter="ngram", mode="lockstep")
 NGRAM_CONTENDER = Contender(system=NGRAM, dtype="float32", num_speculative_tokens=2)
+SCRIPTED_CONTENDER = Contender(
+    system=System(kind="paceline", drafter="sim", mode="pipelined"),
+    dtype="float32",
+    num_speculative_tokens=4,
+)
 
 
 def config(*drafters: DrafterConfig, **target: Any) -> PacelineConfig:
@@ -25,7 +30,7 @@ def config(*drafters: DrafterConfig, **target: Any) -> PacelineConfig:
 
 
 def counts(**changes: Any) -> dict[str, Any]:
-    """Returns a request's counts as Paceline reports them."""
+    """Returns a request's counts as Paceline reports them in lockstep."""
     return {
         "method": "ngram",
         "rounds": 4,
@@ -35,9 +40,24 @@ def counts(**changes: Any) -> dict[str, Any]:
         "accepted_per_position": [2, 1],
         "holds": 0,
         "stale": 0,
+        "hits": None,
+        "misses": None,
         "waited_s": 0.02,
+        "lookup_s": 0.004,
+        "schedule_s": 0.008,
+        "transport_s": 0.002,
+        "verify_s": 0.4,
+        "hit_exposed_s": 0.0,
+        "hit_verify_s": 0.0,
         **changes,
     }
+
+
+def vllm_counts() -> dict[str, Any]:
+    """Returns a request's counts as vLLM reports them."""
+    ours = counts(rounds=None)
+    names = ("rounds", "drafted_rounds", "proposed", "accepted", "accepted_per_position")
+    return {name: ours[name] for name in names}
 
 
 def record(*events: tuple[float, int], **changes: Any) -> RequestRecord:

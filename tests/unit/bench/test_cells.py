@@ -9,7 +9,14 @@ import pytest
 from paceline.bench.cells import cell
 from paceline.bench.matrix import Contender, Load
 from paceline.bench.store import Difference, Measurement
-from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, counts, measurement, record
+from tests.unit.bench.made import (
+    NGRAM_CONTENDER,
+    PLAIN_CONTENDER,
+    counts,
+    measurement,
+    record,
+    vllm_counts,
+)
 
 LOAD = Load(concurrency=1, temperature=0.0)
 
@@ -93,7 +100,6 @@ def test_acceptance_is_summed_over_the_requests_and_repeats() -> None:
     assert made["acceptance_rate"] == pytest.approx(6 / 7)
     assert made["mean_acceptance_length"] == pytest.approx(1 + 6 / 3)
     assert made["accepted_per_position"] == pytest.approx([3 / 3, 2 / 3, 1 / 3])
-    assert made["exposed_wait_ms"] == pytest.approx(1000 * 0.06 / 12)
 
 
 def test_drafts_that_were_all_wrong_have_a_rate_of_zero() -> None:
@@ -103,13 +109,10 @@ def test_drafts_that_were_all_wrong_have_a_rate_of_zero() -> None:
     assert made["accepted_per_position"] == [0.0, 0.0]
 
 
-def test_vllms_counts_know_no_rounds_and_no_wait() -> None:
-    theirs = counts(rounds=None)
-    for name in ("waited_s", "holds", "stale"):
-        del theirs[name]
-    made = figures(measurement(NGRAM_CONTENDER, record((1, 1), counts=theirs)))
+def test_vllms_counts_know_no_rounds() -> None:
+    made = figures(measurement(NGRAM_CONTENDER, record((1, 1), counts=vllm_counts())))
     assert made["acceptance_rate"] == 0.75
-    assert made["exposed_wait_ms"] is None
+    assert made["exposed_wait_ms"] is made["verify_ms"] is made["hit_rate"] is None
 
 
 @pytest.mark.parametrize(
@@ -155,6 +158,13 @@ def test_a_scripted_draft_is_marked() -> None:
     assert cell(NGRAM_CONTENDER, LOAD, "ngram", [ours])["simulated"] is False
 
 
+def test_what_is_expected_of_a_draft_stands_beside_what_was_found() -> None:
+    ours = measurement(NGRAM_CONTENDER, record((1, 1), counts=counts(hits=1, misses={"bonus": 1})))
+    made = cell(NGRAM_CONTENDER, LOAD, "scripted", [ours], expected_hit_rate=0.75)
+    assert (made["hit_rate"], made["expected_hit_rate"]) == (0.5, 0.75)
+    assert figures(ours)["expected_hit_rate"] is None
+
+
 def test_prompts_that_failed_are_counted_once_and_in_no_figure() -> None:
     failed = record(id="long", error="too long", token_ids=[])
     made = figures(
@@ -173,7 +183,8 @@ def test_if_nothing_was_served_everything_is_null() -> None:
     made = figures(measurement(PLAIN_CONTENDER, failed), ours)
     for name in (
         *("output_tokens_per_s", "output_tokens_per_s_iqr", "ratio_to_plain", "round_ms"),
-        *("exposed_wait_ms", "acceptance_rate", "equal_to_plain"),
+        *("exposed_wait_ms", "exposed_on_hits", "verify_ms", "hit_rate", "misses"),
+        *("acceptance_rate", "equal_to_plain"),
     ):
         assert made[name] is None, name
     assert made["ttft_ms"] == made["itl_ms"] == {"p50": None, "p99": None}

@@ -8,14 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.bench.hit_model import expected_hit_rate
 from paceline.bench.matrix import Contender
-from paceline.bench.sides import bench_target, colocated_config, side
+from paceline.bench.sides import bench_target, colocated_config, expected_hits, side
 from paceline.bench.systems import System
 from paceline.drafter.config import DrafterConfig
 from paceline.errors import ConfigError
 from paceline.scheduler.config import SpeculationConfig
 from paceline.verifier.config import TargetConfig
-from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, config
+from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, SCRIPTED_CONTENDER, config
 
 VLLM = Contender(
     system=System(kind="vllm", drafter="ngram"), dtype="float32", num_speculative_tokens=2
@@ -104,3 +105,18 @@ def test_a_scripted_drafter_reads_the_answers_of_this_run() -> None:
 def test_what_vllm_cannot_draft_by(method: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"vllm:d is not possible: .*{expected}"):
         colocated_config(DrafterConfig(name="d", method=method), TargetConfig(model="m"))
+
+
+def test_hits_are_expected_of_a_pipelined_script_only() -> None:
+    sim = DrafterConfig(name="sim", method="scripted", scripted_accuracy=0.5)
+    whole = msgspec.structs.replace(config(sim), speculation=SpeculationConfig(fanout=3))
+    expected = expected_hits(SCRIPTED_CONTENDER, whole)
+    assert expected == expected_hit_rate(0.5, num_drafts=4, fanout=3)
+    lockstep = Contender(
+        system=System(kind="paceline", drafter="sim", mode="lockstep"),
+        dtype="float32",
+        num_speculative_tokens=4,
+    )
+    ngram = config(DrafterConfig(name="sim", method="ngram"))
+    assert expected_hits(lockstep, whole) is expected_hits(PLAIN_CONTENDER, whole) is None
+    assert expected_hits(SCRIPTED_CONTENDER, ngram) is None

@@ -5,7 +5,14 @@ from __future__ import annotations
 from paceline.bench.cells import cell
 from paceline.bench.matrix import Load
 from paceline.bench.table import HEADERS, SIMULATED, table
-from tests.unit.bench.made import NGRAM_CONTENDER, PLAIN_CONTENDER, counts, measurement, record
+from tests.unit.bench.made import (
+    NGRAM_CONTENDER,
+    PLAIN_CONTENDER,
+    SCRIPTED_CONTENDER,
+    counts,
+    measurement,
+    record,
+)
 
 LOAD = Load(concurrency=1, temperature=0.0)
 MEASURED = [
@@ -25,10 +32,20 @@ def lines() -> list[str]:
 def test_the_figures_stand_in_their_columns() -> None:
     header, plain, ngram = lines()
     assert header.split() == " ".join(HEADERS).split()
-    assert plain.split() == ("plain - float32 1 0 2.0 - - 500 1000.0 1000.0 - - - - 0".split())
-    assert ngram.split() == (
-        "paceline:ngram@lockstep 2 float32 1 0 4.0 - 2.00 500 500.0 500.0 5.0 0.75 2.50 - 0".split()
+    assert plain.split() == ("plain - float32 1 0 2.0 - - 500 1000.0 1000.0 - - - - - 0".split())
+    expected = (
+        "paceline:ngram@lockstep 2 float32 1 0 4.0 - 2.00 500 500.0 500.0 6.0 - 0.75 2.50 - 0"
     )
+    assert ngram.split() == expected.split()
+
+
+def test_the_hit_rate_of_the_pipelined_mode_has_a_column() -> None:
+    hit = measurement(
+        SCRIPTED_CONTENDER, record((0.5, 1), counts=counts(hits=3, misses={"bonus": 1}))
+    )
+    header, row, _ = table([cell(SCRIPTED_CONTENDER, LOAD, "scripted", [hit])]).splitlines()
+    end = header.index("hits") + len("hits")
+    assert row[:end].split()[-1] == "0.75"
 
 
 def test_the_columns_are_aligned() -> None:
