@@ -49,7 +49,12 @@ def side(contender: Contender, config: PacelineConfig, answers: Path) -> Side:
         speculative_config = colocated_config(drafter, target)
         colocated = ColocatedSpeculation(speculative_config=speculative_config)
         return Side(name=name, target=target, colocated=colocated)
-    speculation = msgspec.structs.replace(config.speculation, mode=contender.system.mode)
+    speculation = msgspec.structs.replace(
+        config.speculation,
+        mode=contender.system.mode,
+        # Several engines would write the same file.
+        record=None,
+    )
     return Side(name=name, target=target, drafters=[drafter], speculation=speculation)
 
 

@@ -20,6 +20,7 @@ _COMMANDS = {
     "doctor": "paceline.cluster.doctor",
     "generate": "paceline.cluster.generate",
     "models": "paceline.cluster.models_command",
+    "replay": "paceline.cluster.replay",
 }
 """Module of each subcommand; its ``run(arguments)`` returns the exit code."""
 
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_models(commands)
     _add_doctor(commands)
+    _add_replay(commands)
     return parser
 
 
@@ -178,6 +180,13 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         action="store_true",
         help="also run the target as its own drafter: its drafts must be accepted",
     )
+
+
+def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "replay", help="make the decisions of a recorded run again and compare them"
+    )
+    parser.add_argument("file", metavar="FILE", help="what speculation.record named")
 
 
 if __name__ == "__main__":

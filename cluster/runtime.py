@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import ray
 from ray.exceptions import (
     ActorDiedError,
@@ -35,6 +36,7 @@ from paceline.verifier.config import TargetConfig
 from paceline.verifier.engine import Speculation
 from paceline.verifier.environment import engine_environment
 from paceline.verifier.preflight import check_target
+from paceline.verifier.record_file import check_record
 
 START_TIMEOUT = 1800.0
 """Seconds for a target to load; large models on network disks take many minutes."""
@@ -71,11 +73,16 @@ class Side:
 
 def drafted_side(config: PacelineConfig) -> Side:
     """Returns the target of a configuration file with all its drafters."""
+    speculation = config.speculation
+    if speculation.record is not None:
+        # The engine's process is started in another folder.
+        record = os.path.abspath(speculation.record)
+        speculation = msgspec.structs.replace(speculation, record=record)
     return Side(
         name="target",
         target=config.target,
         drafters=config.active_drafters,
-        speculation=config.speculation,
+        speculation=speculation,
     )
 
 
@@ -100,6 +107,8 @@ def check_sides(config: PacelineConfig, sides: Sequence[Side]) -> None:
         resolved = check_target(side.target)
         if side.colocated is not None:
             side.colocated.resolved(side.target.dtype)
+        if side.drafters and side.speculation.record is not None:
+            check_record(side.speculation.record)
         for drafter in side.drafters:
             check_drafter(drafter, resolved, side.target.dtype)
 

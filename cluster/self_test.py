@@ -178,7 +178,7 @@ def _own_draft(config: PacelineConfig, num_gpus: int) -> Side:
         threads=target.threads,
         num_speculative_tokens=NUM_DRAFTS,
     )
-    speculation = msgspec.structs.replace(config.speculation, patience_ms=_PATIENCE_MS)
+    speculation = msgspec.structs.replace(config.speculation, patience_ms=_PATIENCE_MS, record=None)
     return Side(name="self-test", target=target, drafters=[drafter], speculation=speculation)
 
 

@@ -10,6 +10,7 @@
     ├── DraftingError        nobody has to act: the request goes on undrafted
     │   ├── ProtocolError    a peer's message that is no message of ours
     │   └── PeerGoneError    the peer is not connected (any more)
+    ├── DifferenceError      a replay answers other than its recording
     ├── RequestFailedError   this request failed, for no fault of the user's; others go on
     └── EngineDeadError      give up: the target's engine is gone
 
@@ -58,6 +59,10 @@ class ProtocolError(DraftingError):
 
 class PeerGoneError(DraftingError):
     """The peer that a message is for is not connected."""
+
+
+class DifferenceError(PacelineError):
+    """A replayed recording is answered other than it was."""
 
 
 class RequestFailedError(PacelineError):

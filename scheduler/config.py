@@ -28,6 +28,10 @@ class SpeculationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields
     """Whether a sampled request with a seed is drafted, too. The law of its output stays the
     target's, but which sample a seed gives then depends on how many drafts each pass held."""
 
+    record: str | None = None
+    """A file, which is replaced, for all events and decisions of the run, see ``paceline replay``;
+    relative to the folder in which the run is started. It holds the token ids of all requests."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.fanout <= MAX_FANOUT:
             raise ValueError(f"fanout is {self.fanout}, it lies between 1 and {MAX_FANOUT}")

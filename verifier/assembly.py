@@ -15,6 +15,7 @@ from paceline.transport import CurveKeys, TransportConfig
 from paceline.verifier.control import ControlThread
 from paceline.verifier.handshake import TargetIdentity
 from paceline.verifier.pipeline import Pipeline
+from paceline.verifier.record_file import RecordFile
 
 SETTINGS_KEY = "paceline"
 """Key of ``EngineSettings`` in vLLM's ``additional_config``."""
@@ -77,4 +78,6 @@ def build_pipeline(
     )
     keys = CurveKeys.read(Path(settings.key_file)) if settings.key_file else None
     control = ControlThread(settings.control, settings.transport, keys, target, tracer=tracer)
-    return Pipeline(settings.speculation, control, tracer=tracer)
+    path = settings.speculation.record
+    record = RecordFile(Path(path)) if path is not None else None
+    return Pipeline(settings.speculation, control, tracer=tracer, record=record)

@@ -19,6 +19,7 @@ from paceline.verifier.colocated import ColocatedSpeculation, read_counts
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.environment import MODEL_RUNNER
 from paceline.verifier.logs import root_cause, write_logging_config
+from paceline.verifier.record_file import check_record
 from paceline.verifier.stop_strings import final_counts
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class VerifierEngine:
         resolved = preflight.check_target(self._target)
         if isinstance(self._speculation, Speculation):
             probe_bind(self._speculation.control)
+            if self._speculation.config.record is not None:
+                check_record(self._speculation.config.record)
         logging_config, self._log = write_logging_config(self._run_folder, self._name)
         os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(logging_config)
         # Only now: vLLM reads the environment when it is imported.

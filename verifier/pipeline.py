@@ -26,10 +26,12 @@ from paceline.scheduler.events import (
     StepPlan,
     TokensCommitted,
 )
+from paceline.scheduler.recording import Recorder
 from paceline.scheduler.request import RequestState
 from paceline.scheduler.state import PipelineState
 from paceline.trace import DISABLED, Tracer
 from paceline.verifier.control import ControlThread
+from paceline.verifier.record_file import RecordFile
 from paceline.verifier.rounds import Rounds
 
 MAX_WAIT_IN_STEP = 0.001
@@ -69,8 +71,12 @@ class Pipeline:
         control: ControlThread,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = DISABLED,
+        record: RecordFile | None = None,
     ) -> None:
+        self._config = config
         self._state = PipelineState(config)
+        self._record = record
+        self._recorder: Recorder | None = None
         self._pipelined = config.mode == "pipelined"
         self._rounds = Rounds()
         self._control = control
@@ -83,12 +89,21 @@ class Pipeline:
         self._waiting_since: float | None = None
 
     def start(self) -> None:
-        """Opens the endpoint for drafters."""
+        """Opens the endpoint for drafters.
+
+        Raises:
+            ConfigError: it cannot be bound, or the recording cannot be written.
+        """
+        if self._record is not None:
+            self._record.start()
+            self._recorder = Recorder(self._record.write, self._config)
         self._control.start()
 
     def stop(self) -> None:
         """Closes it; may be called twice."""
         self._control.stop()
+        if self._record is not None:
+            self._record.stop()
 
     def admit(self, admission: Admission) -> None:
         """Takes in a request; a known id (resumed after preemption) changes nothing."""
@@ -149,9 +164,7 @@ class Pipeline:
         return Step(wait=False, held=held, drafts=drafts)
 
     def _plan(self, now: float, decodes: tuple[int, ...], prefill_ready: bool) -> StepPlan:
-        [plan] = self._state.handle(
-            StepAsked(now=now, decodes=decodes, prefill_ready=prefill_ready)
-        )
+        [plan] = self._handle(StepAsked(now=now, decodes=decodes, prefill_ready=prefill_ready))
         assert isinstance(plan, StepPlan)
         return plan
 
@@ -235,7 +248,13 @@ class Pipeline:
         self._control.flush()
 
     def _feed(self, event: Event) -> None:
-        self._send(self._state.handle(event))
+        self._send(self._handle(event))
+
+    def _handle(self, event: Event) -> list[Command]:
+        commands = self._state.handle(event)
+        if self._recorder is not None:
+            self._recorder.record(event, commands)
+        return commands
 
     def _send(self, commands: list[Command]) -> None:
         for command in commands:

@@ -7,7 +7,7 @@ Every message goes through the codec.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from paceline import codec
@@ -49,7 +49,7 @@ from paceline.scheduler.events import (
 )
 from paceline.scheduler.state import PipelineState
 from paceline.trace import DISABLED
-from tests.unit.drafter.playing import Played, PlayedLookup
+from tests.unit.drafter.playing import Played
 from tests.unit.wire import hello
 
 VOCABULARY = 5
@@ -93,10 +93,16 @@ class Drafter:
     model: Played
     to_it: deque[bytes] = field(default_factory=deque)
     from_it: deque[bytes] = field(default_factory=deque)
-    num_peeked: int = 0
+    told: set[tuple[int, int, tuple[int, ...]]] = field(default_factory=set)
+    """Handle, length and tokens of all that it has ever proposed."""
 
     def send(self, message: Message) -> bool:
         """The link that ``Pipelining`` sends over."""
+        match message:
+            case Proposal():
+                self.told |= {(p.handle, p.base_length, tuple(p.tokens)) for p in message.proposals}
+            case Branches():
+                self.told |= {(b.handle, b.base_length, tuple(b.tokens)) for b in message.branches}
         self.from_it.append(packed(message))
         return True
 
@@ -127,8 +133,12 @@ class Network:
         self.now = 100.0
         self.drafters: dict[str, Drafter] = {}
         self.num_incarnations = 0
-        self.closes: list[tuple[str, int]] = []
-        """Closes that are sent again until they are taken."""
+        self.told: set[tuple[int, int, tuple[int, ...]]] = set()
+        """What all drafters have ever proposed."""
+        self.num_went_on: Counter[int] = Counter()
+        """Decode passes by handle that went on with a drafter."""
+        self.num_proposed: Counter[int] = Counter()
+        self.num_accepted: Counter[int] = Counter()
 
     def feed(self, event: Event) -> StepPlan | None:
         """Tells the state of an event, and carries out what it answers."""
@@ -179,7 +189,7 @@ class Network:
         self.num_incarnations += 1
         session = Session(hello=hello(name), model=model, clock=lambda: self.now, silence_limit=1e9)
         pipelining = Pipelining(model, DISABLED, clock=lambda: self.now)
-        drafter = Drafter(name, session, pipelining, model)
+        drafter = Drafter(name, session, pipelining, model, told=self.told)
         self.drafters[name] = drafter
         session.take(
             Welcome(
@@ -278,9 +288,11 @@ class Network:
         return plan
 
     def start(self, handles: list[int], cut: int | None = None) -> dict[int, tuple[int, ...]]:
-        """A pass begins; returns its drafts, no more than ``cut`` of each request."""
+        """A pass begins; returns its drafts, no more than ``cut`` of each request. Those that are
+        prefilled have none."""
         self.feed(PassStarted(now=self.now))
-        return {handle: self.state.requests[handle].proposal[:cut] for handle in handles}
+        requests = {handle: self.state.requests[handle] for handle in handles}
+        return {h: r.proposal[:cut] if r.output_ids else () for h, r in requests.items()}
 
     def end(self, drafts: dict[int, tuple[int, ...]], seconds: float) -> None:
         """The pass has its outcome; requests that were aborted meanwhile have none."""
@@ -296,6 +308,9 @@ class Network:
             ):
                 num_accepted += 1
             tokens = [truth(handle, request.length + n) for n in range(num_accepted + 1)]
+            self.num_went_on[handle] += request.drafter is not None and bool(request.output_ids)
+            self.num_proposed[handle] += len(proposal)
+            self.num_accepted[handle] += num_accepted
             self.feed(
                 TokensCommitted(
                     handle=handle,
@@ -305,6 +320,3 @@ class Network:
                     now=self.now,
                 )
             )
-
-
-__all__ = ["Drafter", "Network", "Played", "PlayedLookup"]

@@ -14,6 +14,7 @@ from paceline.scheduler.config import SpeculationConfig
 from paceline.scheduler.events import DrafterJoined, Event, ProposalArrived
 from paceline.verifier.control import ControlThread
 from paceline.verifier.pipeline import Admission, Pipeline
+from paceline.verifier.record_file import RecordFile
 
 PATIENCE = 0.25
 SAMPLING = Sampling(temperature=0.5, top_k=3, top_p=0.9)
@@ -61,12 +62,13 @@ class ScriptedControl:
 class Rig:
     """A pipeline on a script."""
 
-    def __init__(self, patience: float = PATIENCE) -> None:
+    def __init__(self, patience: float = PATIENCE, record: RecordFile | None = None) -> None:
         self.control = ScriptedControl()
         self.pipeline = Pipeline(
             SpeculationConfig(patience_ms=patience * 1000),
             cast(ControlThread, self.control),
             clock=lambda: self.control.now,
+            record=record,
         )
 
     def join(self, drafter: str = "d", max_requests: int = 8) -> None:
