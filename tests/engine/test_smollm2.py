@@ -87,6 +87,14 @@ def drafted_smollm2(target: TargetConfig, run_folder: Path) -> Iterator[EngineHo
     host.close()
 
 
+@pytest.fixture(scope="module")
+def pipelined_smollm2(target: TargetConfig, run_folder: Path) -> Iterator[EngineHost]:
+    spec = speculation(run_folder, "smollm2-pipelined", K, mode="pipelined")
+    host = start_engine(target, spec, run_folder, "smollm2-pipelined")
+    yield host
+    host.close()
+
+
 def check_equal(results: list[dict], expected: list[dict]) -> None:  # type: ignore[type-arg]
     """Outputs are equal, or part where plain decoding's two best tokens are a tie."""
     for result, plain in zip(results, expected, strict=True):
@@ -104,6 +112,17 @@ def test_ngram_over_twenty_prompts(drafted_smollm2: EngineHost, plain_smollm2: E
         results = drafted_smollm2.generate(requests("ngram", 20, 48), concurrency=8)
     check_equal(results, plain_smollm2.generate(requests("plain", 20, 48), concurrency=8))
     assert sum(r["speculation"]["accepted"] for r in results) > 0
+
+
+def test_ngram_while_the_target_verifies(
+    pipelined_smollm2: EngineHost, plain_smollm2: EngineHost
+) -> None:
+    config = DrafterConfig(name="ngram", method="ngram", num_speculative_tokens=K)
+    with serving(config, pipelined_smollm2.control):
+        results = pipelined_smollm2.generate(requests("pipelined", 12, 48), concurrency=4)
+    check_equal(results, plain_smollm2.generate(requests("plain-piped", 12, 48), concurrency=4))
+    assert sum(r["speculation"]["accepted"] for r in results) > 0
+    assert sum(r["speculation"]["hits"] for r in results) > 0
 
 
 def test_the_target_as_its_own_draft_is_nearly_always_right(
