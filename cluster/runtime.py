@@ -347,6 +347,8 @@ def _ray(address: str | None, num_cpus: int) -> Iterator[None]:
     on_terminate = signal.getsignal(signal.SIGTERM)
     arguments: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:
+        # Ray's default for its workers, 15, lets whatever else runs here take their cores.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         arguments |= {
             # A Ray of this run's own: not reachable from outside, and gone with the run.
             "address": "local",

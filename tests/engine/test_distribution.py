@@ -154,19 +154,25 @@ def noise_floor(law: np.ndarray) -> tuple[float, float]:
     return float(distances.mean()), float(distances.std())
 
 
-@pytest.mark.parametrize(
-    ("engine", "behaviour"),
-    [
-        ("lockstep", "likeliest"),
-        ("lockstep", "wrong"),
-        ("lockstep", "sampling"),
-        ("lockstep", "late"),
-        ("pipelined", "branching"),
-        ("pipelined", "sampling"),
-    ],
-    indirect=["engine"],
-)
-@pytest.mark.parametrize("name", list(SAMPLINGS))
+CASES = [
+    pytest.param(
+        mode,
+        behaviour,
+        name,
+        # Whatever the way of the drafts, the same sampler takes them: some of all pairs will do.
+        marks=[] if mode == "lockstep" or place % 2 else [pytest.mark.full],
+        id=f"{mode}-{behaviour}-{name}",
+    )
+    for mode, behaviours in {
+        "lockstep": ("likeliest", "wrong", "sampling", "late"),
+        "pipelined": ("branching", "sampling"),
+    }.items()
+    for number, behaviour in enumerate(behaviours)
+    for place, name in enumerate(SAMPLINGS, start=number)
+]
+
+
+@pytest.mark.parametrize(("engine", "behaviour", "name"), CASES, indirect=["engine"])
 def test_the_emitted_law_is_the_target_s(
     engine: EngineHost, law: Law, name: str, behaviour: str
 ) -> None:
