@@ -145,7 +145,9 @@ class Session:
         if self.is_pipelined:
             assert self.welcome is not None
             self.branchings[message.handle] = Branching(
-                self.welcome.num_speculative_tokens, due=request.due
+                self.welcome.num_speculative_tokens,
+                due=request.due,
+                is_lookup=not self.model.is_stepwise,
             )
         self.model.open(request)
 

@@ -74,8 +74,10 @@ class Extension:
 class Branching:
     """The trunk and the branches of one request."""
 
-    def __init__(self, num_speculative_tokens: int, *, due: bool) -> None:
+    def __init__(self, num_speculative_tokens: int, *, due: bool, is_lookup: bool = False) -> None:
         self.k = num_speculative_tokens
+        self._is_lookup = is_lookup
+        """Whether what is drafted depends on how much of the text is committed."""
         self.trunk = Branch(outcome=())
         self.due = due
         """Whether a proposal is awaited."""
@@ -99,10 +101,15 @@ class Branching:
         for branch in (self.trunk, *self._branches.values()):
             # Not that outcome's branch alone: several passes may have gone by, or an undrafted one
             # may have chosen d1.
-            if len(branch.outcome) <= size and branch.end[:size] == outcome:
-                rest = branch.rankings[size - len(branch.outcome) :]
-                if len(rest) > len(trunk.rankings) or not trunk.rankings:
-                    trunk = Branch(outcome=(), rankings=rest, ended=branch.ended)
+            num_gone = size - len(branch.outcome)
+            if num_gone < 0 or branch.end[:size] != outcome:
+                continue
+            if num_gone and self._is_lookup and not num_ready:
+                continue  # nobody has the rest of it, and with a longer text a look-up finds better
+            rest = branch.rankings[num_gone:]
+            if len(rest) > len(trunk.rankings) or not trunk.rankings:
+                # Behind what was used up nothing was looked for.
+                trunk = Branch(outcome=(), rankings=rest, ended=branch.ended and not num_gone)
         kept = {}
         for branch in self._branches.values():
             if len(branch.outcome) > size and branch.outcome[:size] == outcome:

@@ -321,3 +321,26 @@ def test_each_request_has_its_own_limit() -> None:
     chosen = choose(candidates, 99, [1, 3])
     assert sorted(number for number, _ in chosen) == [0, 1, 1, 1]
     assert choose([], 5, []) == []
+
+
+def test_what_a_look_up_left_over_is_looked_up_anew_where_a_proposal_is_due() -> None:
+    """With a longer text it finds better; what the verifier holds it must reckon with."""
+    for num_ready, kept in ((0, 0), (2, 2)):
+        branching = Branching(K, due=True, is_lookup=True)
+        take(branching, (), chain(5, 6, 7))
+        branching.commit([5], num_ready)
+        assert len(branching.trunk.rankings) == kept
+    model = Branching(K, due=True)
+    take(model, (), chain(5, 6, 7))
+    model.commit([5], 0)
+    assert model.trunk.drafts == (6, 7)
+
+
+def test_a_text_that_used_up_all_drafts_is_not_at_its_end() -> None:
+    branching = Branching(K, due=True)
+    take(branching, (), chain(5))
+    branching.trunk.extend([])
+    assert branching.trunk.ended
+    branching.commit([5], 0)
+    assert not branching.trunk.ended
+    assert branching.needs_proposal()
