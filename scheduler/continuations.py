@@ -29,6 +29,14 @@ class Continuation:
     outcome is for when the outcome is there; what is left of it then is drafts, wherever it ends.
     """
 
+    num_drafts: int | None = None
+    """How many drafts it had when it came; None: it has just come."""
+
+    @property
+    def num_wanted(self) -> int:
+        """How many drafts the drafter thought worth verifying here."""
+        return len(self.tokens) - self.num_outcome if self.num_drafts is None else self.num_drafts
+
     @property
     def is_usable(self) -> bool:
         """Whether it may be verified now."""
@@ -40,7 +48,10 @@ class Continuation:
         if len(self.tokens) <= size or self.tokens[:size] != tuple(committed):
             return None
         return Continuation(
-            self.tokens[size:], max(0, self.num_outcome - size), self.was_trimmed or size > 0
+            self.tokens[size:],
+            max(0, self.num_outcome - size),
+            self.was_trimmed or size > 0,
+            self.num_wanted,
         )
 
 
@@ -69,8 +80,8 @@ class Continuations:
         """Returns at most ``limit`` tokens to verify next, empty if nothing is known.
 
         Drafts for the present length go before guesses about a pass's outcome, earlier ones before
-        later ones. The longest continuation of the chosen one's tokens is taken: behind an
-        undrafted pass a guess is longer than the rest of the proposal that it continues.
+        later ones. Where an undrafted pass has taken the first of its tokens, a guess that goes on
+        where it ends fills it up again; to no more than the drafter had thought worth verifying.
         """
         if self._best is not None and self._best[0] == limit:
             return self._best[1]
@@ -82,8 +93,8 @@ class Continuations:
         longest = max(
             (held.tokens for held in self._held if held.tokens[:size] == first.tokens), key=len
         )
-        self._best = limit, longest[:limit]
-        return longest[:limit]
+        self._best = limit, longest[: min(limit, max(size, first.num_wanted))]
+        return self._best[1]
 
     def commit(self, committed: Sequence[int]) -> None:
         """Keeps what is left of each once ``committed`` has come."""

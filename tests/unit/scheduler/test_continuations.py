@@ -48,12 +48,13 @@ def test_what_is_left_of_a_guess_is_used_though_it_reaches_behind_its_pass() -> 
     assert cache.best(4) == (6, 7)
 
 
-def test_a_guess_that_continues_the_proposal_is_longer() -> None:
-    """Behind an undrafted pass that chose d1."""
+def test_a_guess_fills_up_the_proposal_that_it_continues() -> None:
+    """Behind an undrafted pass that chose d1; to no more drafts than were thought worth it."""
     cache = held((0, (1, 2, 3)), (2, (1, 9, 5, 6)), (4, (1, 2, 3, 4, 5, 6)))
+    assert cache.best(8) == (1, 2, 3)
     cache.commit((1,))
-    assert cache.best(8) == (2, 3, 4, 5, 6)
-    assert cache.best(4) == (2, 3, 4, 5)
+    assert cache.best(8) == (2, 3, 4)
+    assert cache.best(2) == (2, 3)
 
 
 def test_no_more_than_the_limit_is_chosen_though_it_changes() -> None:
