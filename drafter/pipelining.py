@@ -170,7 +170,7 @@ class Pipelining:
         by_session: dict[int, tuple[Link, list[Branch]]] = {}
         for item in items:
             for branch in item.branching.unsent(unfinished=self._is_last(item)):
-                drafts = branch.drafts[: item.branching.k]
+                drafts = branch.drafts[: branch.most_drafts(item.branching.k)]
                 message = Branch(
                     handle=item.handle,
                     base_length=len(item.request.tokens),

@@ -42,6 +42,9 @@ class Branch:
     """Of the positions behind the outcome, one after the other."""
     ended: bool = False
     """There is nothing more to draft behind it."""
+    num_worth: int | None = None
+    """How many drafts a look-up thought worth verifying, where that is fewer than K; what is ranked
+    behind them are candidates for the bonus token."""
     num_sent: int = 0
     """Drafts that the verifier was told; not counted for the trunk."""
 
@@ -54,6 +57,10 @@ class Branch:
     def end(self) -> Tokens:
         """The path to extend next."""
         return self.outcome + self.drafts
+
+    def most_drafts(self, k: int) -> int:
+        """Returns how many drafts it is to have."""
+        return k if self.num_worth is None else min(k, self.num_worth)
 
     def extend(self, rankings: Sequence[Ranking]) -> None:
         """Takes in what follows ``end``; nothing: there is no more."""
@@ -109,7 +116,12 @@ class Branching:
             rest = branch.rankings[num_gone:]
             if len(rest) > len(trunk.rankings) or not trunk.rankings:
                 # Behind what was used up nothing was looked for.
-                trunk = Branch(outcome=(), rankings=rest, ended=branch.ended and not num_gone)
+                trunk = Branch(
+                    outcome=(),
+                    rankings=rest,
+                    ended=branch.ended and not num_gone,
+                    num_worth=_rest(branch.num_worth, num_gone),
+                )
         kept = {}
         for branch in self._branches.values():
             if len(branch.outcome) > size and branch.outcome[:size] == outcome:
@@ -129,8 +141,10 @@ class Branching:
             if self.trunk.drafts[:size] == outcome:
                 branch = self._branches.pop(outcome)
                 if size + len(branch.rankings) > len(self.trunk.rankings):
-                    rankings = self.trunk.rankings[:size] + branch.rankings
-                    self.trunk = Branch(outcome=(), rankings=rankings, ended=branch.ended)
+                    self.trunk.rankings = self.trunk.rankings[:size] + branch.rankings
+                    self.trunk.ended = branch.ended
+                    if self.trunk.num_worth is None and branch.num_worth is not None:
+                        self.trunk.num_worth = size + branch.num_worth
 
     def _begin_behind_trunk(self) -> None:
         """Begins the branch of (n, the draft's choice) with what the trunk has behind it."""
@@ -148,9 +162,10 @@ class Branching:
             unfinished: Whether fewer drafts than K will do, because the next one would be too late.
                 Two it must be: an undrafted pass that runs takes the first one's place.
         """
-        is_finished = len(self.trunk.rankings) >= self.k or self.trunk.ended
+        limit = self.trunk.most_drafts(self.k)
+        is_finished = len(self.trunk.rankings) >= limit or self.trunk.ended
         if is_finished or (unfinished and len(self.trunk.rankings) > 1):
-            return self.trunk.drafts[: self.k]
+            return self.trunk.drafts[:limit]
         return None
 
     def proposed(self, num_drafts: int) -> None:
@@ -182,7 +197,7 @@ class Branching:
             )
         for outcome, weight in self._outcomes(chances, undrafted):
             branch = self._branches.get(outcome) or Branch(outcome=outcome)
-            num_missing = self.k - len(branch.rankings)
+            num_missing = branch.most_drafts(self.k) - len(branch.rankings)
             if branch.ended or num_missing < 0:
                 continue
             if num_missing:
@@ -214,6 +229,8 @@ class Branching:
         if branch is not self.trunk:
             self._branches[branch.outcome] = branch
         branch.extend(rankings[: extension.num_wanted])
+        if self._is_lookup and 0 < len(rankings) < extension.num_wanted:
+            branch.num_worth = len(branch.rankings)
 
     def unsent(self, *, unfinished: bool) -> Iterator[Branch]:
         """Yields the branches that have drafts which the verifier was not told.
@@ -222,8 +239,9 @@ class Branching:
             unfinished: Whether to yield those, too, that still grow.
         """
         for branch in self._branches.values():
-            num_drafts = min(len(branch.rankings), self.k)
-            is_finished = num_drafts == self.k or branch.ended
+            limit = branch.most_drafts(self.k)
+            num_drafts = min(len(branch.rankings), limit)
+            is_finished = num_drafts == limit or branch.ended
             if num_drafts > branch.num_sent and (is_finished or unfinished):
                 yield branch
 
@@ -239,6 +257,11 @@ class Branching:
             assert branch.num_sent <= len(branch.rankings), f"{outcome} was sent before it was made"
         for branch in (self.trunk, *self._branches.values()):
             assert all(branch.rankings), f"nothing is ranked behind {branch.outcome}"
+
+
+def _rest(num_worth: int | None, num_gone: int) -> int | None:
+    """What is left of ``num_worth``; where all is used up a new look-up tells."""
+    return num_worth - num_gone if num_worth is not None and num_worth > num_gone else None
 
 
 def choose(

@@ -344,3 +344,18 @@ def test_a_text_that_used_up_all_drafts_is_not_at_its_end() -> None:
     branching.commit([5], 0)
     assert not branching.trunk.ended
     assert branching.needs_proposal()
+
+
+def test_a_look_up_that_finds_fewer_drafts_than_k_is_not_made_longer() -> None:
+    branching = Branching(K, due=True, is_lookup=True)
+    take(branching, (), chain(5, 6))
+    assert branching.proposal() == (5, 6), "what it thinks worth verifying"
+    propose(branching)
+    take(branching, (), chain(7))  # the candidates behind it
+    assert branching.trunk.drafts == (5, 6, 7)
+    take(branching, (5, 6, 7), chain(8))
+    assert [b.outcome for b in branching.unsent(unfinished=False)] == [(5, 6, 7)]
+    assert extensions(branching)[(5, 6, 7)].num_wanted == 1, "candidates, and no second draft"
+    branching.commit([5, 6, 7], 1)
+    branching.validate()
+    assert [ranking[0][0] for ranking in branching.trunk.rankings] == [8]
