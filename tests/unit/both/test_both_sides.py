@@ -49,8 +49,9 @@ MODELS: dict[str, Callable[[], Played]] = {
     "lookup": lambda: PlayedLookup(target_ranking),
     "careless": lambda: Played(careless_ranking),
 }
-PASSES_TO_RECOVER = 3
-"""Undrafted, after a lost commit; a second one until the drafter has the text; then a hit."""
+PASSES_TO_RECOVER = 6
+"""At the worst: one until the drafter has the text, one behind it, one with what is left of guesses
+whose proposal was lost, one that misses for that, and one that does not wait."""
 
 
 class Disturbed(RuleBasedStateMachine):
@@ -233,7 +234,7 @@ class Disturbed(RuleBasedStateMachine):
             faults = self.undisturbed_pass()
             if number < PASSES_TO_RECOVER:
                 continue
-            assert not faults
+            assert not faults, faults
             for handle, request in network.state.requests.items():
                 if request.drafter is not None:
                     assert request.counters.hits == before[handle] + 1, "it missed"
