@@ -43,13 +43,15 @@ def assert_is_ranking(
     num_ranked: int = RANKED,
     vocab_size: int = VOCAB,
 ) -> None:
-    """Compares with the model run anew over the whole ``text``."""
+    """Compares with the model run anew over the whole ``text``; two tokens that are as probable to
+    within rounding may stand in either order."""
     probabilities = greedy.probabilities(text, vocab_size)
     best = probabilities.topk(min(num_ranked, len(probabilities)))
-    assert [token for token, _ in ranking] == best.indices.tolist()
-    torch.testing.assert_close(
-        torch.tensor([probability for _, probability in ranking]), best.values, rtol=0, atol=1e-5
-    )
+    tokens = [token for token, _ in ranking]
+    assert len(set(tokens)) == len(best.indices)
+    values = torch.tensor([probability for _, probability in ranking])
+    torch.testing.assert_close(values, best.values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(probabilities[tokens], best.values, rtol=0, atol=1e-5)
 
 
 def check(drafter: CausalLMDrafter, greedy: Greedy, paths: Paths) -> None:
