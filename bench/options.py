@@ -105,6 +105,7 @@ def record(options: Options, config: PacelineConfig) -> dict[str, Any]:
         reason = (error.strerror or "").lower()
         raise InputError(f"the workload {options.workload} cannot be read: {reason}") from error
     settings: dict[str, Any] = msgspec.to_builtins(config)
+    del settings["speculation"]["record"]  # a path, and nothing is recorded here
     for section in (settings["target"], *settings["drafters"]):
         for name in ("model", "scripted_answers"):
             if section.get(name):

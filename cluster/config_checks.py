@@ -15,6 +15,7 @@ from paceline.errors import ConfigError, UserError
 from paceline.transport import probe_bind
 from paceline.verifier import preflight
 from paceline.verifier.probe import Probe
+from paceline.verifier.record_file import check_record
 
 
 def check_config(config: PacelineConfig, probe: Probe | None) -> Iterator[Finding]:
@@ -25,6 +26,8 @@ def check_config(config: PacelineConfig, probe: Probe | None) -> Iterator[Findin
         if config.target.engine_args:
             yield tried("engine_args", lambda: _engine_args(config, probe))
     yield tried("control", lambda: _control(config.transport.control))
+    if (record := config.speculation.record) is not None:
+        yield tried("record", lambda: _record(record))
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     if address is not None:
         yield Finding(
@@ -77,6 +80,11 @@ def _engine_args(config: PacelineConfig, probe: Probe) -> str:
     return f"vLLM knows {', '.join(config.target.engine_args)}"
 
 
+def _record(path: str) -> str:
+    check_record(path)
+    return f"{path} can be written"
+
+
 def _control(address: str) -> str:
     if address == "auto":
         return "auto, a socket file of each run"
@@ -92,6 +100,10 @@ def _control(address: str) -> str:
 
 def _drafter(drafter: DrafterConfig, config: PacelineConfig, target: str) -> Finding:
     subject = f"drafter {drafter.name}"
+    if drafter.method == "scripted" and drafter.scripted_answers is None:
+        return Finding(
+            "warn", subject, "scripted, for paceline bench only, which makes its answers"
+        )
     try:
         check_drafter(drafter, target, config.target.dtype)
         if drafter.model is None:

@@ -69,10 +69,10 @@ def summary(drafted: Totals, comparison: Comparison | None) -> str:
             f"drafts: {drafted.accepted} of {drafted.proposed} accepted "
             f"({drafted.accepted / drafted.proposed:.0%}); a drafted pass commits "
             f"{1 + drafted.accepted / drafted.drafted_rounds:.2f} tokens, plain decoding 1; "
-            f"{drafted.drafted_rounds} of {drafted.rounds} passes were drafted"
+            f"{drafted.drafted_rounds} of {drafted.rounds} rounds were drafted"
         )
     elif drafted.rounds:
-        lines.append(f"drafts: none in {drafted.rounds} passes")
+        lines.append(f"drafts: none in {drafted.rounds} rounds")
     if comparison is not None and comparison.compared:
         plain = comparison.plain
         lines.append(f"plain decoding: {plain.tokens_per_second:.1f} tokens/s")

@@ -86,13 +86,13 @@ def test_a_summary_of_a_drafted_run() -> None:
     assert summary(totals(), None).splitlines() == [
         "1 requests, 20 tokens in 2.0 s: 10.0 tokens/s",
         "drafts: 6 of 10 accepted (60%); a drafted pass commits 2.50 tokens, plain decoding 1; "
-        "4 of 8 passes were drafted",
+        "4 of 8 rounds were drafted",
     ]
 
 
 def test_a_summary_where_nothing_was_drafted_says_so() -> None:
     text = summary(totals(proposed=0, accepted=0, drafted_rounds=0), None)
-    assert text.splitlines()[1:] == ["drafts: none in 8 passes"]
+    assert text.splitlines()[1:] == ["drafts: none in 8 rounds"]
 
 
 def test_a_summary_of_plain_decoding_does_not_speak_of_drafts() -> None:
