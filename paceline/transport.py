@@ -39,9 +39,11 @@ bytes for each of up to ``MAX_SEQUENCE_TOKENS`` tokens."""
 MAX_DRAFTER_MESSAGE_BYTES = 4 << 20
 """The same for what drafters send."""
 
-_KEEPALIVE_MS = 2000
-_KEEPALIVE_TIMEOUT_MS = 8000
-"""ZeroMQ's own heartbeat: without it a connection whose other end vanished stays open for hours."""
+_KEEPALIVE_SECONDS = 2
+_KEEPALIVE_PROBES = 3
+"""TCP's keep-alive: without it a connection whose other end vanished stays open for hours. Not
+ZeroMQ's own heartbeat (HEARTBEAT_IVL): libzmq 4.3.5 aborts the process when its timer fires for a
+peer that went while the queue of its messages was full (zeromq/libzmq#4767 is one way there)."""
 
 _HOST_NAME = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
 
@@ -174,8 +176,12 @@ class _Endpoint:
         self._socket.setsockopt(zmq.SNDHWM, high_water_mark)
         self._socket.setsockopt(zmq.RCVHWM, high_water_mark)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, _KEEPALIVE_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _KEEPALIVE_TIMEOUT_MS)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_SECONDS)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_SECONDS)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVE_PROBES)
+        # The same for what was sent and is not acknowledged.
+        self._socket.setsockopt(zmq.TCP_MAXRT, 1000 * _KEEPALIVE_SECONDS * (1 + _KEEPALIVE_PROBES))
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 

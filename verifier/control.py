@@ -46,6 +46,7 @@ logger = logging.getLogger("paceline.verifier")
 MAX_STRIKES = 10
 _MAX_MESSAGES_PER_TURN = 256
 _MAX_WAITING_EVENTS = 65_536
+_MAY_BE_LOST = (ProposalArrived, BranchArrived, ReopenAsked)
 _MAX_STRIKERS = 4096  # a hostile peer may come with a new identity each time
 
 
@@ -209,6 +210,8 @@ class ControlThread:
                 self._strike(identity, str(message))
             else:
                 self._take(identity, message)
+            if self._outbox:
+                return  # a peer that floods this thread must not keep the others waiting
 
     def _take(self, identity: bytes, message: Message) -> None:
         peer = self._peers.get(identity)
@@ -343,9 +346,8 @@ class ControlThread:
         if events:
             with self._arrived:
                 if len(self._inbox) > _MAX_WAITING_EVENTS:
-                    # The engine is idle and takes no events. A lost proposal costs one draft.
-                    events = tuple(
-                        e for e in events if not isinstance(e, ProposalArrived | BranchArrived)
-                    )
+                    # The engine is idle and takes no events. A lost proposal costs one draft, and
+                    # who has lost track of a request asks again at its next commit.
+                    events = tuple(e for e in events if not isinstance(e, _MAY_BE_LOST))
                 self._inbox.extend(events)
                 self._arrived.notify_all()

@@ -203,3 +203,15 @@ def test_no_socket_waits_for_its_queue_at_the_end(address: str) -> None:
     with Router(address, 64, None) as router, dial(address) as dealer:
         send_soon(dealer, PING)
         assert router._socket.getsockopt(zmq.LINGER) == dealer._socket.getsockopt(zmq.LINGER) == 0
+
+
+def test_zeromq_s_own_heartbeat_is_off(address: str) -> None:
+    """Its timer aborts the process (libzmq 4.3.5) if the peer went while its queue here was full.
+
+    To see it: turn it on, let a dealer fill the queue of a router that does not read, and kill the
+    dealer's process.
+    """
+    with Router(address, 4, None) as router, dial(address) as dealer:
+        for end in (router, dealer):
+            assert end._socket.getsockopt(zmq.HEARTBEAT_IVL) == 0
+            assert end._socket.getsockopt(zmq.TCP_KEEPALIVE) == 1

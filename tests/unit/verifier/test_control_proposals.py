@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.codec import encode
+from paceline.errors import ProtocolError
 from paceline.messages import (
     Close,
     Message,
@@ -201,3 +202,45 @@ def test_a_drafter_of_another_version_is_told_so(control: Control) -> None:
         control.sync(watch)
     assert dealer.poll(0), "it gets no answer at all"
     assert "protocol version 2" in str(next_message(dealer))
+
+
+def test_who_floods_keeps_nobody_else_waiting(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is queued for a drafter goes out before the next message of another one is read."""
+    control.join("flood", b"f")
+    control.join()
+    turns: list[str] = []
+    router = control.thread._router
+
+    def receive() -> tuple[bytes, Message | ProtocolError] | None:
+        if turns.count("read") == 3:
+            return None
+        turns.append("read")
+        control.thread.send("d", Close(handles=[turns.count("read")]))
+        return b"f", Proposal(proposals=[])
+
+    def send(peer: bytes, message: Message) -> bool:
+        if isinstance(message, Close):
+            turns.append("sent")
+        return True
+
+    control.thread.stop()  # the test is the thread from here on
+    monkeypatch.setattr(router, "receive", receive)
+    monkeypatch.setattr(router, "send", send)
+    for _ in range(3):
+        control.thread._receive_all()
+        control.thread._send_all()
+    assert turns == ["read", "sent"] * 3
+
+
+def test_an_idle_engine_s_events_are_bounded(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.verifier.control._MAX_WAITING_EVENTS", 10)
+    dealer = control.join()
+    for _ in range(5):
+        assert dealer.send(Reopen(handles=list(range(1, 9))))
+        assert dealer.send(proposal(1, 10, 5))
+    control.sync(dealer)
+    assert 10 <= len(control.thread.take_events()) < 20
