@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_output(arguments)
     trace = Path(arguments.trace) if arguments.trace is not None else None
     check_trace(trace, arguments.output)
+    _check_record(config.speculation.record, arguments)
 
     def fingerprint_of(prompt: Prompt) -> str:
         return resume.fingerprint(config.target, prompt, {**defaults, **prompt.sampling})
@@ -111,6 +112,17 @@ def _check_output(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"the output {path} is the input, which would be lost; name another")
         if arguments.resume and not source.is_file():
             raise ConfigError(f"--resume reads the input twice, and {source} is no file")
+
+
+def _check_record(record: str | None, arguments: argparse.Namespace) -> None:
+    """Refuses a recording, which replaces its file, where that would cost another one."""
+    for name in ("config", "input", "output", "trace"):
+        path = getattr(arguments, name)
+        if record is not None and path is not None:
+            if Path(record).resolve() == Path(path).resolve():
+                raise ConfigError(
+                    f"speculation.record is {record}, which is --{name}; name another"
+                )
 
 
 def _open_output(arguments: argparse.Namespace, stack: ExitStack) -> OutputFile | None:

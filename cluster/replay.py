@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from paceline.errors import DifferenceError, InputError
 from paceline.scheduler.recording import replay
+
+MAX_LINE_BYTES = 64 << 20
+"""The longest is a request's prompt: eight bytes for each of up to two million tokens."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -16,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try:
         with open(arguments.file, "rb") as lines:
-            done = replay(lines)
+            done = replay(_whole_lines(lines))
     except OSError as error:
         reason = (error.strerror or "").lower()
         raise InputError(f"the recording {arguments.file} cannot be read: {reason}") from error
@@ -34,3 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
         print("the last line is not whole, and was left out")
     print("identical")
     return 0
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE_BYTES):
+        if len(line) == MAX_LINE_BYTES:
+            raise InputError(f"a line is longer than {MAX_LINE_BYTES >> 20} MiB: no recording")
+        yield line

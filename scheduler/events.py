@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from paceline.messages import MAX_SPECULATIVE_TOKENS
+
 Tokens = tuple[int, ...]
+NumDrafts = Annotated[int, msgspec.Meta(ge=0, le=MAX_SPECULATIVE_TOKENS)]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -41,9 +46,9 @@ class TokensCommitted(_Record, frozen=True, kw_only=True):
     """A pass has added tokens to a request that goes on."""
 
     handle: int
-    num_drafted: int
+    num_drafted: NumDrafts
     """Draft tokens that the pass verified for this request; 0 for an undrafted one."""
-    num_accepted: int
+    num_accepted: NumDrafts
     tokens: Tokens
     """What was committed, in order; never empty."""
     now: float
@@ -54,9 +59,9 @@ class RequestClosed(_Record, frozen=True, kw_only=True):
     """A request finished or was aborted."""
 
     handle: int
-    num_drafted: int = 0
+    num_drafted: NumDrafts = 0
     """Draft tokens of its last pass, those behind the end left out; 0 if no pass ended it."""
-    num_accepted: int = 0
+    num_accepted: NumDrafts = 0
     num_committed: int = 0
     """Tokens that the last pass added; 0 if it was aborted between passes."""
 
@@ -148,8 +153,8 @@ class SendCommit(_Record, frozen=True, kw_only=True):
     drafter: str
     handle: int
     base_length: int
-    num_drafted: int
-    num_accepted: int
+    num_drafted: NumDrafts
+    num_accepted: NumDrafts
     tokens: Tokens
     num_ready: int = 0
     """Draft tokens that are at hand for the new length, a hit; 0: a proposal is due."""

@@ -153,6 +153,21 @@ def test_the_input_is_not_the_output_whatever_is_asked(
     assert path.read_text() == '{"prompt": "x"}\n'
 
 
+def test_a_recording_replaces_no_file_of_the_run(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "x"}\n')
+    for name, path in (("input", source), ("output", tmp_path / "out.jsonl"), ("config", config)):
+        recorded = config.read_text() + f"\nspeculation: {{record: {path}}}\n"
+        (other := tmp_path / "other.yaml").write_text(recorded)
+        if name == "config":
+            other.write_text(recorded.replace(str(path), str(other)))
+        arguments = ("generate", "--config", other, "--input", source, "--output")
+        assert f"which is --{name}" in refused(capsys, *arguments, tmp_path / "out.jsonl")
+    assert source.read_text() == '{"prompt": "x"}\n'
+
+
 def test_a_run_that_is_done_starts_nothing(
     capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
 ) -> None:

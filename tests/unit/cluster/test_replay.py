@@ -84,3 +84,23 @@ def test_a_damaged_line_is_told_with_its_number(
     lines[4] = b"{}\n"
     assert replay(tmp_path, lines) == 2
     assert "line 5 of the recording is damaged" in capsys.readouterr().err
+
+
+def test_a_file_that_is_one_long_line_is_not_read_into_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.cluster.replay.MAX_LINE_BYTES", 1 << 10)
+    assert replay(tmp_path, [b"x" * (1 << 11)]) == 2
+    assert "a line is longer than" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", ["num_drafted", "num_accepted"])
+def test_numbers_that_no_pass_has_are_damage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[bytes], field: str
+) -> None:
+    number = next(n for n, line in enumerate(lines) if f'"{field}":'.encode() in line)
+    lines[number] = lines[number].replace(
+        f'"{field}":'.encode(), f'"{field}":9'.encode() + b"9" * 20
+    )
+    assert replay(tmp_path, lines) == 2
+    assert f"line {number + 1} of the recording is damaged" in capsys.readouterr().err
