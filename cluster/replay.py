@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 from paceline.errors import DifferenceError, InputError
@@ -19,6 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: the file cannot be read, or is no whole recording.
     """
+    if Path(arguments.file).is_fifo():
+        raise InputError(f"the recording {arguments.file} is a pipe; name a file")
     try:
         with open(arguments.file, "rb") as lines:
             done = replay(_whole_lines(lines))

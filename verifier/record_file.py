@@ -87,6 +87,9 @@ def check_record(path: str) -> None:
     Raises:
         ConfigError: it cannot.
     """
+    if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
+        # A pipe would be waited for, a device swallows what is written.
+        raise ConfigError(f"speculation.record is {path}, which is no file; name another one")
     try:
         Path(path).open("ab").close()
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,15 @@ def test_where_nothing_can_be_written_it_is_refused(tmp_path: Path) -> None:
             match=rf"^speculation.record is {tmp_path}, which cannot be written: is a directory$",
         ):
             refuse()
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=r"which is no file; name another one$"):
+        check_record(str(pipe))
+    with pytest.raises(ConfigError, match=r"^speculation.record is /dev/null"):
+        check_record("/dev/null")
 
 
 def test_a_check_changes_nothing(tmp_path: Path) -> None:
