@@ -120,7 +120,9 @@ def test_a_miss_is_counted_by_its_cause(engine: EngineHost, plain: EngineHost) -
     counts = run(engine, plain, "wrong bonus", 303)
     # At the first pass all is there before it begins; later ones depend on the clock.
     assert counts["misses"]["bonus"] > 0
-    assert counts["hits"] == 0
+    # A proposal that comes while its pass runs without drafts is right behind that pass's token:
+    # the only hits there may be.
+    assert counts["hits"] <= counts["rounds"] - counts["drafted_rounds"]
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
