@@ -1,0 +1,234 @@
+"""Heads that draft one token after the other from the target's states: EAGLE-3 and MTP.
+
+EAGLE-3: Li et al., arXiv 2503.01840; vllm/model_executor/models/llama_eagle3.py. MTP: DeepSeek-V3,
+arXiv 2412.19437, in the layout of MiMo; vllm/model_executor/models/mimo_mtp.py.
+
+Row i takes the target's states at position i and the token at i + 1, and drafts the token at i + 2.
+The next step takes its own hidden state and the token at i + 2, at position i + 1. In training the
+later steps get the tokens of the text (the draft has to be right so far, else nothing of it is
+used) but the draft's own hidden states and keys: EAGLE-3's training-time test.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from paceline.training.corpus import Batch
+from paceline.training.layers import DecoderLayer, Memory, RMSNorm, Rotary
+from paceline.training.target import Shape, Target
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step of some rows."""
+
+    index: int
+    columns: Tensor  # int64 [batch, rows]: which of the batch's rows these are
+    rows: Tensor  # int64 [batch, rows]: the position at which each row began
+    valid: Tensor  # bool [batch, rows]: whether the text has the token that is drafted
+    output: Tensor  # [batch, rows, hidden]: what the head is applied to
+
+
+class Autoregressive(nn.Module):
+    """What both have in common: the unrolling."""
+
+    layers: nn.ModuleList
+
+    def __init__(self, shape: Shape, embedding: Tensor) -> None:
+        super().__init__()
+        self.shape = shape
+        self.rotary = Rotary(shape)
+        self.register_buffer("embedding", embedding, persistent=False)
+
+    @abstractmethod
+    def conditions(self, batch: Batch) -> Tensor:
+        """Returns what the first step gets of the target.  # [batch, length, hidden]"""
+
+    @abstractmethod
+    def begin(self, hidden: Tensor, embeds: Tensor) -> Tensor:
+        """Returns the residual stream before the first layer."""
+
+    @abstractmethod
+    def end(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what the next step gets, and what the head is applied to."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedding = self.get_buffer("embedding")
+        return embedding[tokens]
+
+    def first_embeds(self, tokens: Tensor) -> Tensor:
+        """Returns what the first step gets of the tokens.  # [batch, length, hidden]"""
+        return self.embed(tokens.roll(-1, 1))
+
+    def unroll(
+        self,
+        batch: Batch,
+        num_steps: int,
+        share: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[Step]:
+        """Yields the steps.
+
+        Args:
+            share: How many of the rows take part in the steps behind the first: they are
+                independent of each other, so a sample of them teaches as well as all.
+        """
+        length = batch.tokens.shape[1]
+        memories = [Memory() for _ in self.layers]
+        rows, valid = batch.rows, batch.valid
+        columns = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+
+        hidden = self.conditions(batch)
+        embeds = self.first_embeds(batch.tokens)
+        x = self.begin(hidden, embeds)
+        rotation = self.rotary(torch.arange(length, device=x.device).expand(batch.tokens.shape))
+        *lower, last = zip(self.layers, memories, strict=True)
+        for layer, memory in lower:
+            layer.remember(x, embeds, rotation, memory)
+            x = layer(x, embeds, rotation, memory, None, later=False)
+        layer, memory = last
+        layer.remember(x, embeds, rotation, memory)
+        x = layer(take(x, rows), take(embeds, rows), self.rotary(rows), memory, rows, later=False)
+        hidden, output = self.end(x)
+        yield Step(0, columns, rows, valid, output)
+
+        if num_steps > 1 and share < 1.0:
+            columns = sample(valid, share, generator)
+            rows, valid = rows.gather(1, columns), valid.gather(1, columns)
+            hidden = take(hidden, columns)
+        ends = batch.lengths[:, None]
+        for index in range(1, num_steps):
+            at = (rows + 1 + index).clamp(max=length - 1)
+            embeds = self.embed(batch.tokens.gather(1, at))
+            rotation = self.rotary(rows + index)
+            x = self.begin(hidden, embeds)
+            for layer, memory in zip(self.layers, memories, strict=True):
+                x = layer(x, embeds, rotation, memory, rows, later=True)
+            hidden, output = self.end(x)
+            yield Step(index, columns, rows, valid & (rows + 2 + index < ends), output)
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """Returns the given rows of each sequence.  # [batch, rows, hidden]"""
+    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def sample(valid: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+    """Returns the columns of a random sample of each sequence's valid rows."""
+    score = torch.rand(valid.shape, generator=generator).to(valid.device)
+    size = max(1, round(valid.shape[1] * share))
+    return torch.where(valid, score, 2.0).argsort(1)[:, :size].sort(1).values
+
+
+class FirstLayer(DecoderLayer):
+    """EAGLE-3's layer, whose attention sees the embedding beside the hidden state."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        attention = type(self.self_attn)(shape, 2 * shape.hidden_size)
+        self.self_attn = attention
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+    def attention_input(self, x: Tensor, embeds: Tensor | None) -> Tensor:
+        assert embeds is not None
+        return torch.cat([self.input_layernorm(embeds), self.hidden_norm(x)], -1)
+
+
+class Eagle3(Autoregressive):
+    """EAGLE-3 with a norm for each auxiliary state (``fc_norm``, from EAGLE-3.1)."""
+
+    def __init__(self, shape: Shape, embedding: Tensor, num_aux: int, num_layers: int = 1) -> None:
+        super().__init__(shape, embedding)
+        size = shape.hidden_size
+        self.fc_norm = nn.ModuleList(RMSNorm(size, shape.rms_norm_eps) for _ in range(num_aux))
+        self.fc = nn.Linear(num_aux * size, size, bias=False)
+        self.layers = nn.ModuleList(
+            DecoderLayer(shape) if index else FirstLayer(shape) for index in range(num_layers)
+        )
+        self.norm = RMSNorm(size, shape.rms_norm_eps)
+
+    def conditions(self, batch: Batch) -> Tensor:
+        parts = batch.aux.chunk(len(self.fc_norm), -1)
+        normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+        out: Tensor = self.fc(torch.cat(normed, -1))
+        return out
+
+    def begin(self, hidden: Tensor, embeds: Tensor) -> Tensor:
+        return hidden
+
+    def end(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, self.norm(x)
+
+    @torch.no_grad()
+    def start_from(self, target: Target, aux: Tensor) -> None:
+        """Starts as the target's last layers, which get the last auxiliary state.
+
+        Args:
+            aux: Some auxiliary states, for their scale.  # [rows, A * hidden]
+        """
+        size = self.shape.hidden_size
+        last = aux[:, -size:].float()
+        scale = float(last.pow(2).mean(-1).sqrt().median())
+        self.fc.weight.normal_(std=0.01)
+        self.fc.weight[:, -size:] += torch.eye(size) * scale
+        first = target.num_layers - len(self.layers)
+        for index, layer in enumerate(self.layers):
+            tensors = target.layer(first + index)
+            if index == 0:
+                tensors["hidden_norm.weight"] = tensors.pop("input_layernorm.weight")
+                for name in ("q_proj", "k_proj", "v_proj"):
+                    weight = tensors[f"self_attn.{name}.weight"]
+                    beside = torch.randn_like(weight) * 0.02
+                    tensors[f"self_attn.{name}.weight"] = torch.cat([beside, weight], -1)
+                tensors["input_layernorm.weight"] = torch.ones(size)
+            layer.load_state_dict({name: value.float() for name, value in tensors.items()})
+        self.norm.weight.copy_(target.norm)
+
+
+class Mtp(Autoregressive):
+    """One multi-token-prediction block behind the target's last norm, as in MiMo.
+
+    Two things are as vLLM does them (``mimo_mtp.py``): the embedding is 0 at position 0, and the
+    next step gets the hidden state behind ``final_layernorm``.
+    """
+
+    def __init__(self, shape: Shape, embedding: Tensor) -> None:
+        super().__init__(shape, embedding)
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.token_layernorm = RMSNorm(size, eps)
+        self.hidden_layernorm = RMSNorm(size, eps)
+        self.input_proj = nn.Linear(2 * size, size, bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(shape)])
+        self.final_layernorm = RMSNorm(size, eps)
+
+    def conditions(self, batch: Batch) -> Tensor:
+        return batch.final
+
+    def begin(self, hidden: Tensor, embeds: Tensor) -> Tensor:
+        both = torch.cat([self.hidden_layernorm(hidden), self.token_layernorm(embeds)], -1)
+        out: Tensor = self.input_proj(both)
+        return out
+
+    def end(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.final_layernorm(x)
+        return out, out
+
+    def first_embeds(self, tokens: Tensor) -> Tensor:
+        embeds = super().first_embeds(tokens)
+        embeds[:, 0] = 0.0
+        return embeds
+
+    @torch.no_grad()
+    def start_from(self, target: Target, aux: Tensor) -> None:
+        """Starts as the target's last layer, which gets the target's final state."""
+        size = self.shape.hidden_size
+        scale = float(aux[:, -size:].float().pow(2).mean(-1).sqrt().median())
+        self.input_proj.weight.normal_(std=0.01)
+        self.input_proj.weight[:, :size] += torch.eye(size) * scale
+        tensors = target.layer(target.num_layers - 1)
+        self.layers[0].load_state_dict({name: value.float() for name, value in tensors.items()})
+        self.final_layernorm.weight.copy_(target.norm)
