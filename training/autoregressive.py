@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 import torch
@@ -36,11 +37,12 @@ class Step(msgspec.Struct, frozen=True):
 class Autoregressive(nn.Module):
     """What both have in common: the unrolling."""
 
-    layers: nn.ModuleList
+    embedding: Tensor  # [vocab, hidden], the target's
 
     def __init__(self, shape: Shape, embedding: Tensor) -> None:
         super().__init__()
         self.shape = shape
+        self.layers = nn.ModuleList()
         self.rotary = Rotary(shape)
         self.register_buffer("embedding", embedding, persistent=False)
 
@@ -57,8 +59,7 @@ class Autoregressive(nn.Module):
         """Returns what the next step gets, and what the head is applied to."""
 
     def embed(self, tokens: Tensor) -> Tensor:
-        embedding = self.get_buffer("embedding")
-        return embedding[tokens]
+        return self.embedding[tokens]
 
     def first_embeds(self, tokens: Tensor) -> Tensor:
         """Returns what the first step gets of the tokens.  # [batch, length, hidden]"""
@@ -78,7 +79,6 @@ class Autoregressive(nn.Module):
                 independent of each other, so a sample of them teaches as well as all.
         """
         length = batch.tokens.shape[1]
-        memories = [Memory() for _ in self.layers]
         rows, valid = batch.rows, batch.valid
         columns = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
 
@@ -86,13 +86,13 @@ class Autoregressive(nn.Module):
         embeds = self.first_embeds(batch.tokens)
         x = self.begin(hidden, embeds)
         rotation = self.rotary(torch.arange(length, device=x.device).expand(batch.tokens.shape))
-        *lower, last = zip(self.layers, memories, strict=True)
+        *lower, last = [(cast(DecoderLayer, layer), Memory()) for layer in self.layers]
         for layer, memory in lower:
             layer.remember(x, embeds, rotation, memory)
             x = layer(x, embeds, rotation, memory, None, later=False)
-        layer, memory = last
-        layer.remember(x, embeds, rotation, memory)
-        x = layer(take(x, rows), take(embeds, rows), self.rotary(rows), memory, rows, later=False)
+        top, memory = last
+        top.remember(x, embeds, rotation, memory)
+        x = top(take(x, rows), take(embeds, rows), self.rotary(rows), memory, rows, later=False)
         hidden, output = self.end(x)
         yield Step(0, columns, rows, valid, output)
 
@@ -106,7 +106,7 @@ class Autoregressive(nn.Module):
             embeds = self.embed(batch.tokens.gather(1, at))
             rotation = self.rotary(rows + index)
             x = self.begin(hidden, embeds)
-            for layer, memory in zip(self.layers, memories, strict=True):
+            for layer, memory in (*lower, last):
                 x = layer(x, embeds, rotation, memory, rows, later=True)
             hidden, output = self.end(x)
             yield Step(index, columns, rows, valid & (rows + 2 + index < ends), output)

@@ -49,7 +49,7 @@ class _HeadLoss(torch.autograd.Function):
         return loss, right
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, *grad_head = ctx.saved_tensors
         return (
             grad_hidden * grad_loss,

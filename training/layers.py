@@ -69,17 +69,20 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(self.head_dim, shape.rms_norm_eps)
         self.has_qk_norm = qk_norm
 
+    def _heads(self, x: Tensor, number: int) -> Tensor:
+        return x.view(*x.shape[:-1], number, self.head_dim)
+
     def queries(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        q = self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
+        q = self._heads(self.q_proj(x), self.num_heads)
         if self.has_qk_norm:
             q = self.q_norm(q)
         return rotate(q, rotation).transpose(1, 2)  # [batch, heads, rows, head_dim]
 
     def keys_values(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        k = self.k_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        k = self._heads(self.k_proj(x), self.num_kv_heads)
         if self.has_qk_norm:
             k = self.k_norm(k)
-        v = self.v_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = self._heads(self.v_proj(x), self.num_kv_heads)
         return rotate(k, rotation).transpose(1, 2), v.transpose(1, 2)
 
     def forward(self, q: Tensor, memory: Memory, rows: Tensor | None) -> Tensor:
@@ -96,13 +99,13 @@ class Attention(nn.Module):
             seen = functional.scaled_dot_product_attention(
                 q, keys, values, is_causal=True, enable_gqa=True
             )
-            return self.o_proj(seen.transpose(1, 2).flatten(2))
+            return self._out(seen)
         batch, _, num_rows, _ = q.shape
         length = keys.shape[2]
         group = self.num_heads // self.num_kv_heads
-        q = q.unflatten(1, (self.num_kv_heads, group)) * self.head_dim**-0.5
-        flat = q.reshape(batch, self.num_kv_heads, group * num_rows, self.head_dim)
-        scores = (flat @ keys.transpose(-1, -2)).unflatten(2, (group, num_rows))
+        grouped = (batch, self.num_kv_heads, group, num_rows, -1)
+        q = q.reshape(grouped) * self.head_dim**-0.5
+        scores = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(grouped)
         hidden = torch.arange(length, device=q.device) > rows[..., None]  # [batch, rows, length]
         scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
         if memory.own:
@@ -110,10 +113,14 @@ class Attention(nn.Module):
             scores = torch.cat([scores, *own], -1)
         weights = scores.softmax(-1)
         seen = weights[..., :length].flatten(2, 3)
-        out = (seen @ values).unflatten(2, (group, num_rows))
+        out = (seen @ values).view(grouped)
         for step, (_, value) in enumerate(memory.own):
             out = out + weights[..., length + step, None] * value[:, :, None]
-        return self.o_proj(out.flatten(1, 2).transpose(1, 2).flatten(2))
+        return self._out(out.flatten(1, 2))
+
+    def _out(self, seen: Tensor) -> Tensor:  # [batch, heads, rows, head_dim]
+        out: Tensor = self.o_proj(seen.transpose(1, 2).flatten(2))
+        return out
 
 
 class MLP(nn.Module):
@@ -165,4 +172,5 @@ class DecoderLayer(nn.Module):
         if later:
             memory.own.append(self.self_attn.keys_values(inputs, rotation))
         x = x + self.self_attn(self.self_attn.queries(inputs, rotation), memory, rows)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out

@@ -55,7 +55,7 @@ class Vocabulary:
         For a draft whose head is the whole vocabulary's: it has to learn that rare tokens are rare.
         """
         others = torch.randperm(len(self.whole), generator=generator)[:number]
-        return Vocabulary(torch.cat([self.ids, others]).unique(), self.whole)
+        return Vocabulary(torch.unique(torch.cat([self.ids, others])), self.whole)
 
 
 class AutoregressiveObjective:
@@ -132,7 +132,7 @@ def target_probabilities(batch: Batch, head: Tensor) -> Tensor:
     final = batch.final.gather(1, at[..., None].expand(-1, -1, batch.final.shape[-1]))
     rows = final.flatten(0, 1).to(head.dtype)
     return torch.cat(
-        [(part @ head.T).float().softmax(-1).to(head.dtype) for part in rows.split(512)]
+        [(part @ head.T).float().softmax(-1).to(head.dtype) for part in torch.split(rows, 512)]
     )
 
 

@@ -4,7 +4,7 @@ A draft that is conditioned on its target learns from what the target computed: 
 states at the input of some layers and the final hidden state, at every position of a prompt and its
 answer. They are computed once, by one teacher-forced pass, and read by every training.
 
-A shard holds, for its sequences one after the other (T tokens in all, A auxiliary layers, H hidden):
+A shard holds, for its sequences one after the other (T tokens in all, A layers, H hidden):
 
     tokens    int32 [T]          aux       [T, A * H]     in the target's dtype
     starts    int64 [N + 1]      final     [T, H]         after the target's last norm
@@ -16,6 +16,7 @@ A shard holds, for its sequences one after the other (T tokens in all, A auxilia
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -118,7 +119,7 @@ def read_shard(path: Path) -> Iterable[States]:
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
     starts = tensors["starts"].tolist()
-    for index, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for index, (start, end) in enumerate(itertools.pairwise(starts)):
         yield States(
             tokens=tensors["tokens"][start:end].long(),
             num_prompt=int(tensors["prompts"][index]),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -187,7 +188,9 @@ class Trainer:
     # --- going on
 
     def _save(self) -> None:
-        tensors = {f"model.{name}": value for name, value in _parameters(self.objective.model)}
+        tensors: dict[str, Tensor] = {
+            f"model.{name}": value for name, value in _parameters(self.objective.model)
+        }
         for number, optimizer in enumerate(self.optimizers):
             for index, values in optimizer.state_dict()["state"].items():
                 for name, value in values.items():
@@ -216,8 +219,6 @@ class Trainer:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
     with safe_open(path, "pt") as file:
         metadata: dict[str, str] = file.metadata()
     return metadata
@@ -238,7 +239,8 @@ def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Muon is for the matrices of layers; embeddings, heads and vectors are not."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, value in _parameters(model):
         is_matrix = value.ndim == 2 and not any(
             word in name for word in ("embed", "head", "markov")
