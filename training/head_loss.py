@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 ROWS_AT_ONCE = 256
+"""For the matrix products."""
+ROWS_IN_CACHE = 32
+"""For everything else: some MB in float32, which a processor's cache holds."""
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -32,18 +35,21 @@ class _HeadLoss(torch.autograd.Function):
         loss = torch.zeros((), device=hidden.device)
         right = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
         for start in range(0, len(hidden), ROWS_AT_ONCE):
-            part = slice(start, start + ROWS_AT_ONCE)
-            x = hidden[part]
-            logits = (x @ matrix.T).float()
-            aim = probabilities[places[part]].float()
-            right[part] = logits.argmax(-1) == labels[part]
-            whole = logits.logsumexp(-1)
-            loss += ((whole - (aim * logits).sum(-1)) * weights[part]).sum()
-            grad = (logits.sub_(whole[:, None]).exp_().sub_(aim)).mul_(weights[part, None])
-            grad = grad.to(hidden.dtype)
-            grad_hidden[part] = grad @ matrix
+            x = hidden[start : start + ROWS_AT_ONCE]
+            logits = x @ matrix.T
+            for at in range(0, len(x), ROWS_IN_CACHE):
+                part = slice(start + at, start + at + ROWS_IN_CACHE)
+                row = logits[at : at + ROWS_IN_CACHE].float()
+                aim = probabilities[places[part]].float()
+                right[part] = row.argmax(-1) == labels[part]
+                whole = row.logsumexp(-1)
+                loss += ((whole - (aim * row).sum(-1)) * weights[part]).sum()
+                # From here on the logits' place holds their gradient.
+                row.sub_(whole[:, None]).exp_().sub_(aim).mul_(weights[part, None])
+                logits[at : at + ROWS_IN_CACHE] = row
+            grad_hidden[start : start + ROWS_AT_ONCE] = logits @ matrix
             if grad_head is not None:
-                grad_head += grad.T @ x
+                grad_head += logits.T @ x
         ctx.save_for_backward(grad_hidden, *([] if grad_head is None else [grad_head]))
         ctx.mark_non_differentiable(right)
         return loss, right
