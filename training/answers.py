@@ -1,8 +1,8 @@
 """The target's own answers on disk: JSON Lines that are only ever appended to.
 
-One object a line: ``id`` and ``category`` of the prompt, ``temperature`` (0: greedy), ``prompt_ids``
-(with the chat template), ``answer_ids`` and ``finish``: "stop" with the end token as the last id,
-"length" where the limit cut it off. A folder of such files, of several processes, is one collection.
+One object a line: ``id`` and ``category`` of the prompt, ``temperature`` (0: greedy),
+``prompt_ids`` (with the chat template), ``answer_ids`` and ``finish``: "stop" with the end token as
+the last id, "length" where the limit cut it off. A folder of such files is one collection.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _whole_lines(path: Path) -> int:
 
 
 def answer_files(paths: list[Path]) -> list[Path]:
-    """The files themselves and those in the folders among ``paths``, in the order of their names."""
+    """The files among ``paths``, and those in the folders among them in the order of their names."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():

@@ -30,9 +30,9 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of the prompts; the others are answered at ``temperature``."""
     temperature: float = 0.7
     max_tokens: int | None = None
-    """Answer tokens, of all processes together; default: all prompts are answered."""
+    """Answer tokens, of all processes and starts together; default: all prompts are answered."""
     max_minutes: float | None = None
-    """Of wall time for one start; what is being answered then is finished."""
+    """Of wall time for one start; what is being answered then is still finished."""
     max_num_seqs: int = 128
     """Requests in one pass."""
     kv_cache_gib: float = 2.0
@@ -105,18 +105,23 @@ def generate(
     interruption, with any number of parts. ``start`` loads the engine, if there is work for one.
     """
     with AnswerWriter(part_file(folder, part, parts)) as writer:
-        there = {answer.id for file in answer_files([folder]) for answer in read_answers(file)}
+        there: set[str] = set()
+        tokens_left = config.max_tokens or float("inf")
+        for file in answer_files([folder]):
+            for answer in read_answers(file):
+                there.add(answer.id)
+                tokens_left -= len(answer.answer_ids)
         every = questions(prompts, config.greedy_share, config.temperature)[part::parts]
         waiting = deque(question for question in every if question.prompt.id not in there)
-        if not waiting:
-            tell(f"all {len(every):,} prompts are answered already")
+        if not waiting or tokens_left <= 0:
+            tell("there are answers enough already")
             return
         engine = start()
         progress = Progress(
             "answers",
             len(every),
             done=len(every) - len(waiting),
-            max_tokens=config.max_tokens / parts if config.max_tokens else float("inf"),
+            max_tokens=tokens_left / parts,
             max_seconds=config.max_minutes * 60 if config.max_minutes else float("inf"),
             tell=tell,
             **({"clock": clock} if clock else {}),
@@ -135,10 +140,7 @@ def generate(
 
 
 class VllmEngine:
-    """vLLM, in this process and on one thread where it runs on the CPU.
-
-    ``prepare_environment`` has to be called before anything imports torch.
-    """
+    """vLLM, in this process; see ``parts.prepare_environment``."""
 
     def __init__(
         self, model: str, dtype: str, max_prompt_tokens: int, config: GenerationConfig
@@ -157,6 +159,8 @@ class VllmEngine:
             "disable_log_stats": True,
         }
         if current_platform.is_cpu():
+            # The second runner needs Triton there, which is rare.
+            os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
             arguments["enforce_eager"] = True  # compilation takes minutes on a CPU
             arguments["distributed_executor_backend"] = "uni"
             arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * (1 << 30))
@@ -197,16 +201,3 @@ class VllmEngine:
                 )
             )
         return answers
-
-
-def prepare_environment() -> None:
-    """Sets what torch and vLLM read when they are imported."""
-    for name, value in {
-        "OMP_NUM_THREADS": "1",  # several processes of one thread each beat one with several
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # all of them would be bound to the same core
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "TOKENIZERS_PARALLELISM": "false",
-    }.items():
-        os.environ.setdefault(name, value)

@@ -163,6 +163,7 @@ def _dataset_rows(source: Source, seed: int) -> Iterator[Row]:
             f"the data set '{source.dataset}' has no column '{source.column}'; it has "
             f"{', '.join(data.column_names)}: set the source's column"
         )
+    origin = "-".join(filter(None, (source.dataset, source.name, source.split)))
     indices: Any = range(len(data))
     if source.limit is not None and source.limit < len(data):
         # Here already: a data set may be far larger than what is used of it.
@@ -174,4 +175,4 @@ def _dataset_rows(source: Source, seed: int) -> Iterator[Row]:
                 f"row {index} of the data set '{source.dataset}' holds no prompt in its column "
                 f"'{source.column}': name the column of a text or of messages"
             )
-        yield Row(id=f"{source.dataset}-{source.split}-{index}", category="", messages=messages)
+        yield Row(id=f"{origin}-{index}", category="", messages=messages)

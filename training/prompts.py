@@ -49,7 +49,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 def select(
     config: PromptsConfig,
-    encode: Callable[[Row], list[int]],
+    encode: Callable[[Row], list[int] | None],
     seed: int,
     tell: Callable[[str], None],
 ) -> list[Prompt]:
@@ -80,7 +80,9 @@ def select(
                 left_out[f"share {RUN} words in a row with a held-out one"] += 1
                 continue
             tokens = encode(row)
-            if len(tokens) > config.max_tokens:
+            if tokens is None:
+                left_out["do not fit the chat template"] += 1
+            elif len(tokens) > config.max_tokens:
                 left_out[f"have over {config.max_tokens} tokens"] += 1
             elif len(tokens) < config.min_tokens:
                 left_out[f"have under {config.min_tokens} tokens"] += 1
@@ -97,31 +99,46 @@ def select(
     return prompts
 
 
-def encoder(model: str) -> Callable[[Row], list[int]]:
-    """Returns what turns a row into the target's token ids, with its chat template.
+def load_tokenizer(model: str) -> Any:
+    """Returns the tokenizer of a folder or hub id.
 
     Raises:
-        ModelError: the model has no tokenizer, or no chat template.
+        ModelError: there is none.
     """
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
             f"the tokenizer of {model} cannot be loaded ({reason}): name a model that has one"
         ) from error
+
+
+def encoder(model: str) -> Callable[[Row], list[int] | None]:
+    """Returns what turns a row into the target's token ids, with its chat template; into None if
+    the template refuses it.
+
+    Raises:
+        ModelError: there is no tokenizer, or it has no chat template.
+    """
+    from jinja2 import TemplateError
+
+    tokenizer = load_tokenizer(model)
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {model} has no chat template: prompts are asked as a chat, so name "
             "a model that is made for it"
         )
 
-    def encode(row: Row) -> list[int]:
-        ids = tokenizer.apply_chat_template(
-            row.messages, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+    def encode(row: Row) -> list[int] | None:
+        try:
+            ids = tokenizer.apply_chat_template(
+                row.messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except TemplateError:  # it knows no such role, or not in this order
+            return None
         return list(ids)
 
     return encode

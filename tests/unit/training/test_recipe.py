@@ -1,0 +1,74 @@
+"""Recipes: the files that are there, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import load, parse
+from paceline.errors import ConfigError
+from paceline.training.recipe import Recipe, default_layers, load_recipe
+
+FOLDER = Path(__file__).resolve().parents[3] / "training" / "recipes"
+MINIMAL: dict[str, Any] = {
+    "target": "t",
+    "folder": "f",
+    "prompts": {"sources": [{"file": "p.jsonl"}]},
+}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_loads(path: Path) -> None:
+    recipe = load(path, Recipe)
+    assert recipe.drafts
+    assert recipe.prompts.held_out
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"tarjet": "t"}, "unknown key 'tarjet'; did you mean 'target'"),
+        ({"answers": {"greedy": 1}}, "unknown key 'answers.greedy'"),
+        ({"target": " "}, "target is empty"),
+        ({"layers": [3, 2]}, r"layers is \[3, 2\]; they are numbers from 0"),
+        ({"layers": [-1]}, r"layers is \[-1\]"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"prompts": {"sources": []}}, "sources is empty"),
+        ({"prompts": {"sources": [{}]}}, "needs either file or dataset"),
+        ({"prompts": {"sources": [{"file": "a", "limit": 0}]}}, "limit is 0"),
+        ({"prompts": {"sources": [{"file": "a"}], "max_tokens": 0}}, "max_tokens 0"),
+        ({"answers": {"greedy_share": 1.5}}, "greedy_share is 1.5"),
+        ({"answers": {"temperature": 0.0}}, "temperature is 0.0"),
+        ({"answers": {"max_answer_tokens": 0}}, "max_answer_tokens is 0"),
+        ({"answers": {"max_minutes": 0.0}}, "max_minutes is 0.0"),
+        ({"drafts": [{"name": "a/b", "method": "eagle3"}]}, "name is 'a/b'"),
+        ({"drafts": [{"name": "a", "method": "eagle4"}]}, r"drafts\[0\].method"),
+        ({"drafts": [{"name": "a", "method": "mtp", "num_layers": 0}]}, "num_layers is 0"),
+        ({"drafts": [{"name": "a", "method": "mtp"}] * 2}, "two drafts have the name 'a'"),
+    ],
+)
+def test_what_is_refused(changed: dict[str, Any], sentence: str) -> None:
+    parse(MINIMAL, Recipe, "here")
+    with pytest.raises(ConfigError, match=sentence):
+        parse(MINIMAL | changed, Recipe, "here")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "prompts: {sources: [{file: none.jsonl}]}",
+        "prompts: {sources: [{dataset: a}], held_out: [none.jsonl]}",
+        "prompts: {sources: [{dataset: a}]}\nmore_answers: [none.jsonl]",
+    ],
+)
+def test_files_that_are_missing_are_named_at_once(tmp_path: Path, lines: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"target: t\nfolder: f\n{lines}\n")
+    with pytest.raises(ConfigError, match=r"names none\.jsonl, which does not exist"):
+        load_recipe(path)
+
+
+def test_default_layers_are_those_of_eagle3() -> None:
+    assert default_layers(30) == (2, 15, 27)
