@@ -82,7 +82,7 @@ def _whole_lines(path: Path) -> int:
 
 
 def answer_files(paths: list[Path]) -> list[Path]:
-    """The files among ``paths``, and those in the folders among them in the order of their names."""
+    """The files among ``paths``, and those in folders among them, in the order of their names."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():

@@ -88,6 +88,17 @@ def test_held_out_texts_are_found_by_runs_of_words() -> None:
     assert not held_out.shares("...")
 
 
+def test_what_many_held_out_texts_have_in_common_counts_for_nothing() -> None:
+    asking = "please reason step by step and put your final answer within a box"
+    own = [" ".join(f"word{i}x{j}" for j in range(13)) for i in range(30)]
+    texts = [f"{words}? {asking}" for words in own]
+    assert HeldOut(texts[:19]).shares(f"another question, {asking}")
+    held_out = HeldOut(texts)
+    assert not held_out.shares(f"another question, {asking}")
+    assert held_out.shares(f"{own[7].upper()}! {asking}")
+    assert held_out.shares(f"asked in other words: {own[7]}")
+
+
 def test_held_out_files_may_have_turns(tmp_path: Path) -> None:
     path = _write(
         tmp_path / "held.jsonl",

@@ -53,13 +53,13 @@ def test_states_of_something_else_are_not_mixed_in(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def model(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path: Path) -> Path:
     pytest.importorskip("transformers")
-    return make_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    return make_tiny_llama(tmp_path / "model")
 
 
 @pytest.fixture
-def answers(self) -> list[Answer]:
+def answers() -> list[Answer]:
     return [
         Answer(
             id=f"a{i}",
@@ -73,9 +73,7 @@ def answers(self) -> list[Answer]:
     ]
 
 
-def test_shards_hold_what_the_plan_says(
-    self, model: Path, answers: list[Answer], tmp_path: Path
-) -> None:
+def test_shards_hold_what_the_plan_says(model: Path, answers: list[Answer], tmp_path: Path) -> None:
     import torch
     from transformers import AutoModel
 
@@ -97,7 +95,7 @@ def test_shards_hold_what_the_plan_says(
         if part == 1:
             assert plan.missing(tmp_path) == [0, 2]
     assert not plan.missing(tmp_path)
-    assert told[-1].startswith("2 of 2 shards, 19 tokens in")
+    assert told[-1].startswith("2 of 2 shards, 17 tokens in")
     assert len(loads) == 2
     compute_shards(plan, tmp_path, iter(answers), load)
     assert len(loads) == 2  # all was there
@@ -117,7 +115,7 @@ def test_shards_hold_what_the_plan_says(
             torch.testing.assert_close(states.final, output.last_hidden_state[0])
 
 
-def test_an_answer_that_is_gone_is_named(self, answers: list[Answer], tmp_path: Path) -> None:
+def test_an_answer_that_is_gone_is_named(answers: list[Answer], tmp_path: Path) -> None:
     plan = Plan(target="t", dtype="float32", layers=(0,), shards=[["a0", "b"]])
     with pytest.raises(InputError, match="the answer 'b', which"):
         compute_shards(plan, tmp_path, iter(answers), pytest.fail)
