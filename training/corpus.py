@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InputError
+from paceline.training.shards import shard_file
 from paceline.training.states import States, read_shard
 
 SHARDS_AT_ONCE = 6
@@ -59,26 +60,44 @@ def num_rows(one: States) -> int:
 
 
 class Corpus:
-    """The shards of one or more folders; those that are added while it is read are read as well."""
+    """The shards of a folder; those that are added while it is read are read as well.
 
-    def __init__(self, folders: list[Path], seed: int = 0) -> None:
-        self._folders = folders
+    Raises:
+        InputError: there are none, beside the first, which is held apart.
+    """
+
+    def __init__(self, folder: Path, seed: int = 0) -> None:
+        self._folder = folder
         self._seed = seed
         if not self.shards():
-            raise InputError(f"no states in {folders[0]}: make them first")
+            raise InputError(f"there are no states in {folder}: run the stages answers and states")
 
     def shards(self) -> list[Path]:
-        return sorted(
-            path for folder in self._folders for path in folder.glob("[0-9]*.safetensors")
-        )
+        paths = sorted(self._folder.glob("[0-9]*.safetensors"))
+        return [path for path in paths if path != shard_file(self._folder, 0)]
 
-    def counts(self, vocab_size: int) -> Tensor:
-        """How often each token occurs in the answers.  # [vocab]"""
-        counts = torch.zeros(vocab_size, dtype=torch.int64)
+    def counts(self, vocab_size: int) -> tuple[Tensor, int]:
+        """Returns how often each token occurs in the answers, and the number of rows.
+
+        Tokens of prompts count a tenth, since answers take them up.  # float32 [vocab]
+        """
+        counts = torch.zeros(vocab_size)
+        rows = 0
         for path in self.shards():
             for one in read_shard(path):
-                counts += one.tokens[one.num_prompt :].bincount(minlength=vocab_size)
-        return counts
+                answer, prompt = one.tokens[one.num_prompt :], one.tokens[: one.num_prompt]
+                counts += answer.bincount(minlength=vocab_size)
+                counts += 0.1 * prompt.bincount(minlength=vocab_size)
+                rows += max(0, num_rows(one))
+        return counts, rows
+
+    def validation(self, size: int, per_batch: int = 8) -> list[Batch]:
+        """Returns greedy answers of the shard that is held apart."""
+        path = shard_file(self._folder, 0)
+        apart = read_shard(path) if path.is_file() else []
+        chosen = [one for one in apart if one.greedy and num_rows(one) > 0][:size]
+        chosen.sort(key=num_rows)
+        return [collate(chosen[at : at + per_batch]) for at in range(0, len(chosen), per_batch)]
 
     def batches(self, max_rows: int, number: int) -> Iterator[Batch]:
         """Yields the batches of one pass, whose rows (padding counted) are ``max_rows`` at most."""

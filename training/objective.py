@@ -25,7 +25,8 @@ class Loss(msgspec.Struct):
 class Objective(Protocol):
     """One method's training."""
 
-    model: nn.Module
+    @property
+    def model(self) -> nn.Module: ...
 
     def loss(self, batch: Batch) -> Loss: ...
 
@@ -79,7 +80,7 @@ class AutoregressiveObjective:
             num_others: Tokens beside the vocabulary in each batch; 0: the draft's head has the
                 vocabulary only.
         """
-        self.model = model
+        self.model: Autoregressive = model
         self.vocabulary = vocabulary
         self.num_steps, self.decay, self.share = num_steps, decay, share
         self.num_others = num_others

@@ -29,8 +29,17 @@ class DraftRecipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Transformer layers."""
     draft_vocab_size: int | None = None
     """It can propose the target's most frequent tokens only, so many; default: all of them."""
+    num_speculative_tokens: int = 4
+    """Steps that are trained, and K of the held-out figure; as many as will be drafted."""
+    passes: float = 2.0
+    """How often the answers are gone through."""
     max_minutes: float | None = None
-    """Of training, all starts together; default: one pass over the data."""
+    """Of training, all starts together; default: until the passes are done."""
+    rows_per_step: int = 1024
+    """Positions of answers in a batch."""
+    share: float = 0.5
+    """Of a batch's rows, how many are drafted behind in each step after the first (eagle3, mtp), or
+    at all (dflash, dspark): fewer cost less, and more text is seen in the same time."""
     learning_rate: float | None = None
     """At its highest; default: the method's own."""
 
@@ -41,10 +50,20 @@ class DraftRecipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
             )
         if self.num_layers < 1:
             raise ValueError(f"num_layers is {self.num_layers}, it must be at least 1")
-        for name in ("draft_vocab_size", "max_minutes", "learning_rate"):
+        for name in (
+            "draft_vocab_size",
+            "learning_rate",
+            "max_minutes",
+            "num_speculative_tokens",
+            "passes",
+            "rows_per_step",
+            "share",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}, it must be above 0")
+        if self.share > 1:
+            raise ValueError(f"share is {self.share}, it is 1 at the most")
 
 
 class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,6 +116,11 @@ class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def states_folder(self) -> Path:
         """What the target computed over them."""
         return Path(self.folder) / "states"
+
+    @property
+    def drafts_folder(self) -> Path:
+        """The drafts, one folder each."""
+        return Path(self.folder) / "drafts"
 
     @property
     def answer_paths(self) -> list[Path]:

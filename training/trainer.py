@@ -24,6 +24,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int
     """Rows to train on; a row is an answer's position."""
+    seconds: float = math.inf
+    """The training ends after so long, all starts together, if its rows are not done before."""
     rows_per_step: int = 2048
     learning_rate: float = 4e-3
     """Of the matrices, by Muon."""
@@ -99,6 +101,8 @@ class Trainer:
     def run(self) -> None:
         """Trains to the schedule's end, saving on the way."""
         self._load()
+        if self.done >= 1.0:
+            return
         started, reported, validated = time.monotonic(), time.monotonic(), time.monotonic()
         spent = self.state.seconds
         recent: list[tuple[float, list[float]]] = []
@@ -130,14 +134,20 @@ class Trainer:
                     continue
                 yield batch.to(self.device)
                 state.batches = index + 1
-                if state.rows >= self.schedule.rows:
+                if self.done >= 1.0:
                     return
             state.number += 1
             state.batches = 0
 
+    @property
+    def done(self) -> float:
+        """How much of the training is done, from 0 to 1."""
+        schedule, state = self.schedule, self.state
+        return min(1.0, max(state.rows / schedule.rows, state.seconds / schedule.seconds))
+
     def step(self, batch: Batch) -> tuple[float, list[float]]:
         """Returns the loss, and of each step the share of right drafts."""
-        rate = self.schedule.rate(min(1.0, self.state.rows / self.schedule.rows))
+        rate = self.schedule.rate(self.done)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, base in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = base * rate
