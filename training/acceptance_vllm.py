@@ -181,7 +181,7 @@ def _engine(target: Path, draft: Path, options: argparse.Namespace) -> Any:
             raise EnvironmentError_(
                 "vLLM has dspark in its V2 model runner only, which needs Triton: measure on a GPU"
             )
-    return LLM(
+    engine = LLM(
         model=str(target),
         dtype=options.dtype,
         max_model_len=MAX_MODEL_LEN,
@@ -194,6 +194,12 @@ def _engine(target: Path, draft: Path, options: argparse.Namespace) -> Any:
         speculative_config=speculation,
         per_request_spec_decode_metrics="detailed",
     )
+    if on_cpu:
+        from paceline.verifier.vllm_sampling import repair_v1_sampling
+
+        # Else vLLM divides the logits of drafted rows by a temperature that was never written.
+        repair_v1_sampling()
+    return engine
 
 
 def _digest(draft: Path) -> str:

@@ -82,6 +82,7 @@ def assemble(target: Path, block: Path, folder: Path) -> None:
     config = models.read_config(target)
     added = _zero_biases(config) | _block_tensors(config, block)
     save_file(added, folder / _ADDED_WEIGHTS, metadata={"format": "pt"})
+    (folder / _ADDED_WEIGHTS).chmod(0o644)  # it comes out readable by its owner only
     with safe_open(weights, "pt") as file:
         names = list(file.keys())
     index = dict.fromkeys(names, _TARGET_WEIGHTS) | dict.fromkeys(added, _ADDED_WEIGHTS)
