@@ -1,6 +1,6 @@
 """A target with a multi-token-prediction block, made of a Llama and the block.
 
-vLLM takes a target's own MTP block from the target's checkpoint. A Llama has none, but it is a Qwen2
+vLLM takes an MTP block from the checkpoint of the target. A Llama has none, but it is a Qwen2
 whose q, k and v have no biases, and MiMo (vllm/model_executor/models/mimo.py) is a Qwen2 with MTP
 blocks: the Llama's tensors, biases of zero, and the block make a MiMo that computes what the Llama
 does.

@@ -116,7 +116,7 @@ def save_shard(path: Path, states: list[States]) -> None:
 def read_shard(path: Path) -> Iterable[States]:
     """Yields the sequences of a shard; their tensors are views of the mapped file."""
     with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     starts = tensors["starts"].tolist()
     for index, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
         yield States(
