@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "drafter": {"scheduler"},
     "verifier": {"scheduler"},
     "cluster": {"scheduler", "drafter", "verifier"},
-    "training": {"drafter"},
+    "training": {"drafter", "verifier"},
     "bench": ROLES,
     "contract": set(),
 }

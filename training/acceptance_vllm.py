@@ -1,0 +1,213 @@
+"""Measures drafts in vLLM's own speculation, the draft in the target's process.
+
+    python -m paceline.training.acceptance_vllm --target smollm2-135m-instruct --draft FOLDER \\
+        --method eagle3 --num-speculative-tokens 4 --output acceptance.jsonl mt_bench.jsonl …
+
+One line of the output is a set of prompts at a temperature; what is there already is not measured
+again. On a CPU vLLM's V1 model runner is used, which does not have ``dspark``: V2 needs Triton.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline import models
+from paceline.errors import EnvironmentError_, InputError, UserError
+from paceline.training.acceptance import (
+    Counts,
+    Measurement,
+    append_result,
+    count,
+    read_results,
+    table,
+)
+
+METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")
+MAX_MODEL_LEN = 2048
+BATCH = 16
+KV_CACHE_BYTES = 2 << 30
+"""Room for ``BATCH`` requests of full length; one that is preempted could not be counted."""
+
+Chat = list[dict[str, Any]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the measurement; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        _measure(options)
+    except UserError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m paceline.training.acceptance_vllm")
+    parser.add_argument("workloads", nargs="+", type=Path, help="JSON lines with 'messages'")
+    parser.add_argument("--target", default="smollm2-135m-instruct")
+    parser.add_argument("--draft", required=True, help="an alias or a folder")
+    parser.add_argument("--method", required=True, choices=METHODS)
+    parser.add_argument("--num-speculative-tokens", type=int, default=4, metavar="K")
+    parser.add_argument("--temperatures", type=_numbers, default=[0.0, 1.0], metavar="T,T")
+    parser.add_argument("--num-prompts", type=int, default=20, help="of each file, evenly spaced")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines, added to")
+    return parser
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split(",")]
+
+
+def _measure(options: argparse.Namespace) -> None:
+    target = Path(models.resolve(options.target, options.dtype))
+    draft = Path(models.resolve(options.draft, options.dtype))
+    if not draft.is_dir():
+        raise InputError(f"the draft {options.draft} is no folder here: fetch it first")
+    wanted = [
+        Measurement(
+            draft=draft.name,
+            weights=_digest(draft),
+            method=options.method,
+            k=options.num_speculative_tokens,
+            dtype=options.dtype,
+            workload=path.stem,
+            temperature=temperature,
+            num_prompts=options.num_prompts,
+            max_tokens=options.max_tokens,
+        )
+        for temperature in options.temperatures
+        for path in options.workloads
+    ]
+    chats = {path.stem: read_chats(path, options.num_prompts) for path in options.workloads}
+    found = {one.key: one for one in read_results(options.output)}
+    left = [key for key in wanted if key not in found]
+    engine = _engine(target, draft, options) if left else None
+    for number, key in enumerate(left, start=1):
+        print(
+            f"paceline: {key.workload} at temperature {key.temperature:g} "
+            f"({number} of {len(left)})",
+            file=sys.stderr,
+            flush=True,
+        )
+        started = time.process_time()
+        counts = run(engine, chats[key.workload], key.temperature, key.max_tokens, key.k)
+        result = Measurement(
+            **{name: getattr(key, name) for name in key.__struct_fields__[:-2]},
+            counts=counts,
+            cpu_s=round(time.process_time() - started, 2),
+        )
+        append_result(options.output, result)
+        found[key] = result
+    print(table(found[key] for key in wanted))
+
+
+def read_chats(path: Path, num_prompts: int) -> list[Chat]:
+    """Returns ``num_prompts`` of the file's prompts, evenly spaced; all if it has no more.
+
+    Raises:
+        InputError: the file cannot be read, or a line has no ``messages``.
+    """
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        chats = [json.loads(line)["messages"] for line in lines]
+    except OSError as error:
+        raise InputError(f"the workload {path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"a line of {path} is no JSON object with 'messages'") from None
+    step = max(1, len(chats) / num_prompts)
+    return [chats[int(i * step)] for i in range(min(num_prompts, len(chats)))]
+
+
+def run(engine: Any, chats: list[Chat], temperature: float, max_tokens: int, k: int) -> Counts:
+    """Completes all prompts and adds up their passes; too long ones are shortened at the front."""
+    from vllm import SamplingParams
+
+    room = MAX_MODEL_LEN - max_tokens - k - 1
+    tokenizer = engine.get_tokenizer()
+    prompts = []
+    for chat in chats:
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        prompts.append({"prompt_token_ids": list(ids)[-room:]})
+    sampling = [
+        SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=number)
+        for number in range(len(prompts))
+    ]
+    total = Counts.none(k)
+    for output in engine.generate(prompts, sampling, use_tqdm=sys.stderr.isatty()):
+        completion = output.outputs[0]
+        passes = completion.spec_decode_metrics
+        length = len(completion.token_ids)
+        total.add(count(length, passes.per_step_drafted, passes.per_step_accepted, k))
+    return total
+
+
+def _engine(target: Path, draft: Path, options: argparse.Namespace) -> Any:
+    speculation: dict[str, Any] = {
+        "method": options.method,
+        "num_speculative_tokens": options.num_speculative_tokens,
+    }
+    if options.method == "mtp":
+        from paceline.training.assemble import assembled
+
+        target = assembled(target, draft)
+    else:
+        speculation["model"] = str(draft)
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_NO_USAGE_STATS="1",
+        TOKENIZERS_PARALLELISM="false",
+    )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Only now: vLLM reads the environment when it is imported.
+    import torch
+    from vllm import LLM
+
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+        if options.method == "dspark" and os.environ["VLLM_USE_V2_MODEL_RUNNER"] != "1":
+            raise EnvironmentError_(
+                "vLLM has dspark in its V2 model runner only, which needs Triton: measure on a GPU"
+            )
+    engine = LLM(
+        model=str(target),
+        dtype=options.dtype,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=BATCH,
+        enforce_eager=on_cpu,
+        async_scheduling=False,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=KV_CACHE_BYTES,
+        distributed_executor_backend="uni",
+        speculative_config=speculation,
+        per_request_spec_decode_metrics="detailed",
+    )
+    if on_cpu:
+        from paceline.verifier.vllm_sampling import repair_v1_sampling
+
+        # Else vLLM divides the logits of drafted rows by a temperature that was never written.
+        repair_v1_sampling()
+    return engine
+
+
+def _digest(draft: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(draft.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
