@@ -190,14 +190,17 @@ class Eagle3(Autoregressive):
 
 
 class Mtp(Autoregressive):
-    """One multi-token-prediction block behind the target's last norm, as in MiMo.
+    """One multi-token-prediction block behind the target's last layer, as in MiMo.
 
     Two things are as vLLM does them (``mimo_mtp.py``): the embedding is 0 at position 0, and the
     next step gets the hidden state behind ``final_layernorm``.
     """
 
-    def __init__(self, shape: Shape, embedding: Tensor) -> None:
+    target_norm: Tensor  # [hidden]
+
+    def __init__(self, shape: Shape, embedding: Tensor, target_norm: Tensor) -> None:
         super().__init__(shape, embedding)
+        self.register_buffer("target_norm", target_norm, persistent=False)
         size, eps = shape.hidden_size, shape.rms_norm_eps
         self.token_layernorm = RMSNorm(size, eps)
         self.hidden_layernorm = RMSNorm(size, eps)
@@ -206,7 +209,9 @@ class Mtp(Autoregressive):
         self.final_layernorm = RMSNorm(size, eps)
 
     def conditions(self, batch: Batch) -> Tensor:
-        return batch.final
+        # vLLM hands over the state before the target's last norm (mimo.py). ``hidden_layernorm``
+        # comes next, to which a state without its length is the same.
+        return batch.final / self.target_norm
 
     def begin(self, hidden: Tensor, embeds: Tensor) -> Tensor:
         both = torch.cat([self.hidden_layernorm(hidden), self.token_layernorm(embeds)], -1)

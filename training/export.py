@@ -92,7 +92,7 @@ def mtp(model: Mtp, target: Target) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "num_hidden_layers": target.num_layers,
         "num_nextn_predict_layers": 1,
         **_llama(target),
-        "model_type": "mimo",
+        "model_type": "qwen2",
     }
     return tensors, config
 

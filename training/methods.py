@@ -38,7 +38,7 @@ def make(
         model = Eagle3(target.shape, target.embedding, len(layers), draft.num_layers)
         num_others = 0
     else:
-        model = Mtp(target.shape, target.embedding)
+        model = Mtp(target.shape, target.embedding, target.norm)
         num_others = NUM_OTHERS
     model.start_from(target, aux)
     objective = AutoregressiveObjective(
