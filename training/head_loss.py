@@ -38,15 +38,16 @@ class _HeadLoss(torch.autograd.Function):
             x = hidden[start : start + ROWS_AT_ONCE]
             logits = x @ matrix.T
             for at in range(0, len(x), ROWS_IN_CACHE):
-                part = slice(start + at, start + at + ROWS_IN_CACHE)
-                row = logits[at : at + ROWS_IN_CACHE].float()
+                end = min(at + ROWS_IN_CACHE, len(x))
+                part = slice(start + at, start + end)
+                row = logits[at:end].float()
                 aim = probabilities[places[part]].float()
                 right[part] = row.argmax(-1) == labels[part]
                 whole = row.logsumexp(-1)
                 loss += ((whole - (aim * row).sum(-1)) * weights[part]).sum()
                 # From here on the logits' place holds their gradient.
                 row.sub_(whole[:, None]).exp_().sub_(aim).mul_(weights[part, None])
-                logits[at : at + ROWS_IN_CACHE] = row
+                logits[at:end] = row
             grad_hidden[start : start + ROWS_AT_ONCE] = logits @ matrix
             if grad_head is not None:
                 grad_head += logits.T @ x

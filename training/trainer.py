@@ -56,7 +56,6 @@ class _State(msgspec.Struct):
     batches: int = 0
     """Batches of this pass that are done."""
     seconds: float = 0.0
-    best: float = 0.0
 
 
 class Trainer:
@@ -132,12 +131,17 @@ class Trainer:
             ):
                 if index < skip:
                     continue
-                yield batch.to(self.device)
+                # Before it is trained on: what is saved with its step counts it.
                 state.batches = index + 1
+                yield batch.to(self.device)
                 if self.done >= 1.0:
                     return
             state.number += 1
             state.batches = 0
+
+    def _cast(self) -> torch.autocast:
+        is_mixed = self.dtype != torch.float32
+        return torch.autocast(self.device.type, self.dtype if is_mixed else None, is_mixed)
 
     @property
     def done(self) -> float:
@@ -151,7 +155,7 @@ class Trainer:
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             for group, base in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = base * rate
-        with torch.autocast(self.device.type, self.dtype):
+        with self._cast():
             loss = self.objective.loss(batch)
         loss.total.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.objective.model.parameters(), 1.0)
@@ -165,7 +169,7 @@ class Trainer:
     def validate(self) -> Rounds:
         """Says, and returns, what would be accepted of the validation's greedy answers."""
         rounds = Rounds()
-        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype):
+        with torch.inference_mode(), self._cast():
             for batch in self.validation:
                 right = self.objective.right(batch, self.schedule.num_speculative_tokens)
                 rounds.add(right.cpu(), batch.valid.cpu())
