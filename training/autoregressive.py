@@ -12,7 +12,7 @@ used) but the draft's own hidden states and keys: EAGLE-3's training-time test.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 import msgspec
@@ -20,8 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline.training.corpus import Batch
+from paceline.training.head_start import constant_direction, own_row, regress, unit
 from paceline.training.layers import DecoderLayer, Memory, RMSNorm, Rotary
 from paceline.training.target import Shape, Target
+
+SMALL = 0.1
+"""What the outputs of layers are multiplied with that start as the target's, in another place."""
+NUM_OWN_ROW = 2
+"""Heads through which the embedding comes in: each has ``head_dim`` of its directions."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -164,20 +170,32 @@ class Eagle3(Autoregressive):
         return x, self.norm(x)
 
     @torch.no_grad()
-    def start_from(self, target: Target, aux: Tensor) -> None:
-        """Starts as the target's last layers, which get the last auxiliary state.
+    def start_from(self, target: Target, samples: Iterable[Batch]) -> None:
+        """Starts as the linear regression of the target's next state, see ``head_start``.
 
-        Args:
-            aux: Some auxiliary states, for their scale.  # [rows, A * hidden]
+        The auxiliary states come in through ``fc``; the embedding through the first layer's
+        attention, of which some heads see their own row only. All other parts are the target's last
+        layers, whose outputs are made small.
         """
-        size = self.shape.hidden_size
-        last = aux[:, -size:].float()
-        scale = float(last.pow(2).mean(-1).sqrt().median())
-        self.fc.weight.normal_(std=0.01)
-        self.fc.weight[:, -size:] += torch.eye(size) * scale
+        size, width = self.shape.hidden_size, self.shape.head_dim
+        samples = list(samples)
+
+        def features(batch: Batch) -> Tensor:
+            aux = take(batch.aux, batch.rows)
+            parts = torch.cat([unit(part) for part in aux.chunk(len(self.fc_norm), -1)], -1)
+            return torch.cat([parts, unit(self.embed(batch.tokens.gather(1, batch.rows + 1)))], -1)
+
+        best = regress(samples, features, lambda batch: take(batch.final, batch.rows + 1))
+        # The last norm multiplies by its weight; the length before it is free.
+        best = best / target.norm.float()
+        inputs = torch.cat([features(batch)[batch.valid] for batch in samples[:4]])
+        best = best / (inputs @ best).pow(2).mean().sqrt()
+        start = len(best) - size
+        self.fc.weight.copy_(best[:start].T)
+
         first = target.num_layers - len(self.layers)
-        for index, layer in enumerate(self.layers):
-            tensors = target.layer(first + index)
+        for index, layer in enumerate(cast(DecoderLayer, one) for one in self.layers):
+            tensors = {name: value.float() for name, value in target.layer(first + index).items()}
             if index == 0:
                 tensors["hidden_norm.weight"] = tensors.pop("input_layernorm.weight")
                 for name in ("q_proj", "k_proj", "v_proj"):
@@ -185,7 +203,24 @@ class Eagle3(Autoregressive):
                     beside = torch.randn_like(weight) * 0.02
                     tensors[f"self_attn.{name}.weight"] = torch.cat([beside, weight], -1)
                 tensors["input_layernorm.weight"] = torch.ones(size)
-            layer.load_state_dict({name: value.float() for name, value in tensors.items()})
+            layer.load_state_dict(tensors)
+            layer.self_attn.o_proj.weight.mul_(SMALL)
+            layer.mlp.down_proj.weight.mul_(SMALL)
+        attention = cast(DecoderLayer, self.layers[0]).self_attn
+        group = attention.num_heads // attention.num_kv_heads
+        heads = [index * group for index in range(attention.num_kv_heads)][:NUM_OWN_ROW]
+        norm = cast(FirstLayer, self.layers[0]).hidden_norm.weight
+        hidden = unit(inputs[:, :start] @ best[:start]) * norm
+        seen = torch.cat([inputs[:, start:], hidden], -1)
+        own_row(attention, self.rotary.frequencies, heads, constant_direction(seen))
+        left, strength, right = torch.linalg.svd(best[start:], full_matrices=False)
+        for number, head in enumerate(heads):
+            part = slice(number * width, (number + 1) * width)
+            values = slice(head // group * width, (head // group + 1) * width)
+            attention.v_proj.weight[values] = 0.0
+            attention.v_proj.weight[values, :size] = (left[:, part] * strength[part].sqrt()).T
+            out = right[part] * strength[part].sqrt()[:, None]
+            attention.o_proj.weight[:, head * width : (head + 1) * width] = out.T
         self.norm.weight.copy_(target.norm)
 
 
@@ -228,12 +263,23 @@ class Mtp(Autoregressive):
         return embeds
 
     @torch.no_grad()
-    def start_from(self, target: Target, aux: Tensor) -> None:
-        """Starts as the target's last layer, which gets the target's final state."""
-        size = self.shape.hidden_size
-        scale = float(aux[:, -size:].float().pow(2).mean(-1).sqrt().median())
-        self.input_proj.weight.normal_(std=0.01)
-        self.input_proj.weight[:, :size] += torch.eye(size) * scale
+    def start_from(self, target: Target, samples: Iterable[Batch]) -> None:
+        """Starts as the linear regression of the target's next state, see ``head_start``, with the
+        target's last layer behind it, whose outputs are made small."""
+
+        def features(batch: Batch) -> Tensor:
+            state = unit(take(self.conditions(batch), batch.rows))
+            return torch.cat([state, unit(self.embed(batch.tokens.gather(1, batch.rows + 1)))], -1)
+
+        samples = list(samples)
+        best = regress(samples, features, lambda batch: take(batch.final, batch.rows + 1))
+        best = best / target.norm.float()
+        inputs = torch.cat([features(batch)[batch.valid] for batch in samples[:4]])
+        best = best / (inputs @ best).pow(2).mean().sqrt()
+        self.input_proj.weight.copy_(best.T)
+        layer = cast(DecoderLayer, self.layers[0])
         tensors = target.layer(target.num_layers - 1)
-        self.layers[0].load_state_dict({name: value.float() for name, value in tensors.items()})
+        layer.load_state_dict({name: value.float() for name, value in tensors.items()})
+        layer.self_attn.o_proj.weight.mul_(SMALL)
+        layer.mlp.down_proj.weight.mul_(SMALL)
         self.final_layernorm.weight.copy_(target.norm)
