@@ -19,11 +19,11 @@ class Rotary:
 
     def __init__(self, shape: Shape) -> None:
         exponent = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-        self._frequencies = 1.0 / shape.rope_theta**exponent
+        self.frequencies = 1.0 / shape.rope_theta**exponent
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosine and sine, [..., 1, head_dim] each: one for all heads."""
-        angles = positions[..., None].float() * self._frequencies.to(positions.device)
+        angles = positions[..., None].float() * self.frequencies.to(positions.device)
         angles = torch.cat([angles, angles], -1)[..., None, :]
         return angles.cos(), angles.sin()
 
