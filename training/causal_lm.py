@@ -9,6 +9,8 @@ all others are 0, so they have the logit 0, and what they add to a softmax is th
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -44,7 +46,7 @@ class CausalLM(nn.Module):
         """
         x: Tensor = self.embed_tokens(tokens)
         rotation = self.rotary(torch.arange(tokens.shape[1], device=tokens.device)[None])
-        for layer in self.layers:
+        for layer in (cast(DecoderLayer, one) for one in self.layers):
             memory = Memory()
             layer.remember(x, None, rotation, memory)
             x = layer(x, None, rotation, memory, None, later=False)
@@ -97,13 +99,16 @@ class CausalLMObjective:
     def right(self, batch: Batch, num_steps: int) -> Tensor:
         output = self.model(batch.tokens)
         head = self.model.lm_head.to(self.vocabulary.head.dtype)
-        best = torch.stack([(row.to(head.dtype) @ head.T).argmax(-1) for row in output])
-        hits = best == self._labels(batch)  # [batch, length]
+        best = [(row.to(head.dtype) @ head.T).max(-1) for row in output]
+        drafted = torch.stack([one.indices for one in best])  # [batch, length]
+        # At 0 or below, a token without a row in the head is drafted.
+        is_one = torch.stack([one.values for one in best]) > 0.0
+        hits = (drafted == self._labels(batch)) & is_one
         at = batch.rows[..., None] + 1 + torch.arange(num_steps, device=batch.rows.device)
         inside = at < batch.lengths[:, None, None] - 1
         at = at.clamp(max=hits.shape[1] - 1)
-        found = hits.gather(1, at.flatten(1)).unflatten(1, at.shape[1:]) & inside
-        return found.cumprod(-1).bool()
+        found = hits.gather(1, at.flatten(1)).view(at.shape) & inside
+        return torch.cumprod(found, -1).bool()
 
     def _labels(self, batch: Batch) -> Tensor:
         """The token behind each position, in the draft vocabulary, or -1.  # [batch, length]"""

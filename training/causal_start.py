@@ -1,10 +1,19 @@
-"""How a small language model starts: as the bigram model that best repeats the target's states.
+"""How a small language model starts: as a bigram model that can look up what it has seen.
 
-The target's final state h gives its logits W h. For the states that occur, the best logits of a
-given rank are A z with z = B h (a principal component analysis of W h), and z has unit covariance:
-A is the small model's head, z what its last norm should give out. Each token's embedding is the mean
-of z over the text's positions that hold the token. So before any training, and with layers that add
-nothing yet, the model drafts what the target thinks on average behind a token.
+On little text, attention does not learn in time what a draft gains most from: answers repeat their
+prompt and themselves. So both parts are written into the weights, and training refines them.
+
+Bigrams. The target's final state h gives its logits W h. For the states that occur, the best logits
+of a given rank are A z with z = B h (a principal component analysis of W h), and z has unit
+covariance: A is the small model's head, and a token's embedding has the mean of z over the text's
+positions that hold the token. So a token alone gives what the target thinks on average behind it.
+
+Look-up, the two heads of an induction circuit (Olsson et al., arXiv 2209.11895). Every token has a
+random code. The first layer writes into each position the codes of the two tokens before it; a head
+of the second finds the positions whose two tokens before are this position's own and the one before
+it, and gives the code of the token there, which is what followed last time. The model's head has
+that code too. Codes need dimensions of attention that hardly rotate over a context, so a model that
+starts like this wants a large ``rope_theta``, such as ``ROPE_THETA``.
 """
 
 from __future__ import annotations
@@ -21,18 +30,26 @@ from paceline.training.layers import Attention, DecoderLayer
 from paceline.training.objective import Vocabulary
 from paceline.training.states import States
 
+ROPE_THETA = 1e8
 PROMPT_WEIGHT = 0.1
 """Of a prompt's positions against an answer's: prompts begin alike."""
-ONE = 2.0
-GAIN = 0.5
-COPY_LOGIT = 6.0
-SECOND = 0.8
-LOOK_BACK = (0.4, 0.25, 0.15, 0.1, 0.1)
-LOOK_BACK_SCORE = 30.0
-LOOK_UP_SCORE = 12.0
-SLOW = 2e-3
 PRIOR_WEIGHT = 4.0
 """Positions that what is known of a token's embedding in the target counts as."""
+ONE = 2.0
+"""What the dimension that is the same in every position holds."""
+GAIN = 0.5
+"""Of the last norm: a mean of many states is less sure than any of them."""
+COPY_LOGIT = 8.0
+"""Logit that the look-up adds for what it found."""
+SECOND = 0.8
+"""Weight of the token before the last in a look-up, against the last."""
+LOOK_BACK = (0.4, 0.25, 0.15, 0.1, 0.1)
+"""Shares of the fastest rotations in a score that is highest at one distance."""
+LOOK_BACK_SCORE = 30.0
+LOOK_UP_SCORE = 12.0
+"""Score where the last token is found alone; codes of different tokens give a quarter of it."""
+SLOW = 2e-3
+"""Radians per position of a rotation that leaves codes as they are."""
 
 
 class Means(msgspec.Struct, frozen=True):

@@ -69,7 +69,7 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
         f"{share:.1%} of the text"
     )
     validation = [batch.to(torch.device(device)) for batch in corpus.validation(NUM_VALIDATION)]
-    made = make(draft, target, vocabulary, plan.layers, validation, recipe.seed)
+    made = make(draft, target, vocabulary, plan.layers, corpus, validation, recipe.seed)
     made.objective.model.to(device)
     schedule = Schedule(
         rows=max(1, round(draft.passes * num_rows)),
