@@ -150,7 +150,7 @@ def bigrams(
     A token that the text has seldom is helped by a linear regression on the target's embedding.
     """
     importance = (found.weight[vocabulary.ids] + 1.0).sqrt()
-    head, project = low_rank(vocabulary.head.float(), importance, found.moment, rank)
+    head, project = low_rank(vocabulary.head.float().cpu(), importance, found.moment, rank)
     totals = found.total @ project.T
     weighted = embedding * found.weight[:, None]
     square = embedding.T @ weighted

@@ -80,6 +80,7 @@ def _causal_lm(
     model = CausalLM(small(target.shape), draft.num_layers, len(vocabulary.ids))
     shape = target.shape
     found = causal_start.means(corpus.sequences(), shape.vocab_size, shape.hidden_size)
-    causal_start.start(model, vocabulary, target.embedding.to(found.total.device), found, seed)
+    causal_start.start(model, vocabulary, target.embedding, found, seed)
     objective = CausalLMObjective(model, vocabulary, seed=seed)
-    return Made(objective, partial(export_causal.export, model, vocabulary, target))
+    # Its embedding and its head are most of it, and learn at a higher rate than a few norms.
+    return Made(objective, partial(export_causal.export, model, vocabulary, target), 2e-3)
