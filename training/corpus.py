@@ -83,13 +83,17 @@ class Corpus:
         """
         counts = torch.zeros(vocab_size)
         rows = 0
-        for path in self.shards():
-            for one in read_shard(path):
-                answer, prompt = one.tokens[one.num_prompt :], one.tokens[: one.num_prompt]
-                counts += answer.bincount(minlength=vocab_size)
-                counts += 0.1 * prompt.bincount(minlength=vocab_size)
-                rows += max(0, num_rows(one))
+        for one in self.sequences():
+            answer, prompt = one.tokens[one.num_prompt :], one.tokens[: one.num_prompt]
+            counts += answer.bincount(minlength=vocab_size)
+            counts += 0.1 * prompt.bincount(minlength=vocab_size)
+            rows += max(0, num_rows(one))
         return counts, rows
+
+    def sequences(self) -> Iterator[States]:
+        """Yields everything once."""
+        for path in self.shards():
+            yield from read_shard(path)
 
     def validation(self, size: int, per_batch: int = 8) -> list[Batch]:
         """Returns greedy answers of the shard that is held apart."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.training.autoregressive import Autoregressive, Eagle3, Mtp
 from paceline.training.objective import Vocabulary
-from paceline.training.target import Target
+from paceline.training.target import Shape, Target
 
 
 def export(
@@ -71,7 +71,7 @@ def eagle3(
         "draft_vocab_size": len(ids),
         "fc_norm": True,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(aux_layers)},
-        **_llama(target),
+        **llama_config(target, target.shape),
     }
     return tensors, config
 
@@ -91,14 +91,14 @@ def mtp(model: Mtp, target: Target) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "architectures": ["MiMoForCausalLM"],
         "num_hidden_layers": target.num_layers,
         "num_nextn_predict_layers": 1,
-        **_llama(target),
+        **llama_config(target, target.shape),
         "model_type": "qwen2",
     }
     return tensors, config
 
 
-def _llama(target: Target) -> dict[str, Any]:
-    shape = target.shape
+def llama_config(target: Target, shape: Shape) -> dict[str, Any]:
+    """Returns what a draft of this shape for this target has in its ``config.json``."""
     return {
         "model_type": "llama",
         "hidden_size": shape.hidden_size,

@@ -27,6 +27,7 @@ class _HeadLoss(torch.autograd.Function):
         places: Tensor,
         weights: Tensor,
         labels: Tensor,
+        num_zeros: int,
     ) -> tuple[Tensor, Tensor]:
         need_head = ctx.needs_input_grad[1]
         matrix = head.to(hidden.dtype)
@@ -44,6 +45,8 @@ class _HeadLoss(torch.autograd.Function):
                 aim = probabilities[places[part]].float()
                 right[part] = row.argmax(-1) == labels[part]
                 whole = row.logsumexp(-1)
+                if num_zeros:
+                    whole = whole.logaddexp(whole.new_tensor(num_zeros).log())
                 loss += ((whole - (aim * row).sum(-1)) * weights[part]).sum()
                 # From here on the logits' place holds their gradient.
                 row.sub_(whole[:, None]).exp_().sub_(aim).mul_(weights[part, None])
@@ -65,6 +68,7 @@ class _HeadLoss(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
@@ -75,6 +79,7 @@ def head_loss(
     places: Tensor,
     weights: Tensor,
     labels: Tensor,
+    num_zeros: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Returns the weighted sum of the rows' cross-entropies, and whether each row's best is right.
 
@@ -85,6 +90,7 @@ def head_loss(
         places: Which distribution each row should have.  # int64 [rows]
         weights: # [rows]; 0 leaves a row out
         labels: The token that followed, as an index of this vocabulary, or -1.  # int64 [rows]
+        num_zeros: How many classes more there are, whose logit is 0 and which the target never has
     """
-    loss, right = _HeadLoss.apply(hidden, head, probabilities, places, weights, labels)  # type: ignore[no-untyped-call]
+    loss, right = _HeadLoss.apply(hidden, head, probabilities, places, weights, labels, num_zeros)  # type: ignore[no-untyped-call]
     return loss, right

@@ -131,7 +131,18 @@ def target_probabilities(batch: Batch, head: Tensor) -> Tensor:
     """
     at = batch.rows + 1
     final = batch.final.gather(1, at[..., None].expand(-1, -1, batch.final.shape[-1]))
-    rows = final.flatten(0, 1).to(head.dtype)
+    return distributions(final.flatten(0, 1), head)
+
+
+def distributions(final: Tensor, head: Tensor) -> Tensor:
+    """Returns the target's distributions that belong to its final states.
+
+    Args:
+        final: # [rows, hidden]
+
+    Returns: [rows, vocab] in the head's dtype
+    """
+    rows = final.to(head.dtype)
     return torch.cat(
         [(part @ head.T).float().softmax(-1).to(head.dtype) for part in torch.split(rows, 512)]
     )

@@ -26,7 +26,7 @@ class DraftRecipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
     method: Literal["causal_lm", "dflash", "dspark", "eagle3", "mtp"]
     """How it drafts; causal_lm is a small language model of its own."""
     num_layers: int = 1
-    """Transformer layers."""
+    """Transformer layers; causal_lm needs two."""
     draft_vocab_size: int | None = None
     """It can propose the target's most frequent tokens only, so many; default: all of them."""
     num_speculative_tokens: int = 4
@@ -50,6 +50,8 @@ class DraftRecipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
             )
         if self.num_layers < 1:
             raise ValueError(f"num_layers is {self.num_layers}, it must be at least 1")
+        if self.method == "causal_lm" and self.num_layers < 2:
+            raise ValueError(f"num_layers is {self.num_layers}, a causal_lm needs at least 2")
         for name in (
             "draft_vocab_size",
             "learning_rate",

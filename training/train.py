@@ -27,6 +27,8 @@ class Made(msgspec.Struct, frozen=True):
 
     objective: Objective
     export: Callable[[Path], None]
+    other_learning_rate: float = 1e-3
+    """Of what is not a layer's matrix."""
 
 
 def train(recipe: Recipe, given: list[Share]) -> None:
@@ -69,13 +71,14 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
         f"{share:.1%} of the text"
     )
     validation = [batch.to(torch.device(device)) for batch in corpus.validation(NUM_VALIDATION)]
-    made = make(draft, target, vocabulary, plan.layers, validation, recipe.seed)
+    made = make(draft, target, vocabulary, plan.layers, corpus, validation, recipe.seed)
     made.objective.model.to(device)
     schedule = Schedule(
         rows=max(1, round(draft.passes * num_rows)),
         rows_per_step=draft.rows_per_step,
         seconds=60.0 * draft.max_minutes if draft.max_minutes else float("inf"),
         learning_rate=draft.learning_rate or Schedule(rows=1).learning_rate,
+        other_learning_rate=made.other_learning_rate,
         num_speculative_tokens=draft.num_speculative_tokens,
     )
     folder = recipe.drafts_folder / draft.name

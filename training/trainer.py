@@ -88,7 +88,11 @@ class Trainer:
         if others:
             self.optimizers.append(
                 torch.optim.AdamW(
-                    others, lr=schedule.other_learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+                    others,
+                    lr=schedule.other_learning_rate,
+                    betas=(0.9, 0.95),
+                    weight_decay=0.0,
+                    fused=True,
                 )
             )
         self._rates = [

@@ -46,6 +46,7 @@ def test_every_recipe_loads(path: Path) -> None:
         ({"drafts": [{"name": "a/b", "method": "eagle3"}]}, "name is 'a/b'"),
         ({"drafts": [{"name": "a", "method": "eagle4"}]}, r"drafts\[0\].method"),
         ({"drafts": [{"name": "a", "method": "mtp", "num_layers": 0}]}, "num_layers is 0"),
+        ({"drafts": [{"name": "a", "method": "causal_lm"}]}, "needs at least 2"),
         ({"drafts": [{"name": "a", "method": "mtp"}] * 2}, "two drafts have the name 'a'"),
     ],
 )
