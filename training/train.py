@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paceline import models
 from paceline.errors import ConfigError
 from paceline.training import shards
 from paceline.training.parts import Share
@@ -17,6 +16,9 @@ from paceline.training.recipe import DraftRecipe, Recipe
 
 if TYPE_CHECKING:
     from paceline.training.objective import Objective
+
+TRAINING = "training"
+"""In a draft's folder: its checkpoint and the curve of its held-out figure."""
 
 NUM_VALIDATION = 48
 """Answers of the held-out figure that is shown during training."""
@@ -49,14 +51,14 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
     from paceline.training.corpus import Corpus
     from paceline.training.methods import make
     from paceline.training.objective import Vocabulary
-    from paceline.training.target import Target, top_tokens
+    from paceline.training.target import Target, target_folder, top_tokens
     from paceline.training.trainer import Schedule, Trainer
 
     torch.manual_seed(recipe.seed)
     if device == "cpu":
         # More threads wait for each other in every product of this size.
         torch.set_num_threads(1)
-    target = Target(models.resolve(recipe.target, recipe.dtype))
+    target = Target(target_folder(recipe.target, recipe.dtype))
     plan = shards.load_plan(recipe.states_folder)
     corpus = Corpus(recipe.states_folder, recipe.seed)
     assert plan is not None
@@ -83,6 +85,6 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
     def tell(text: str) -> None:
         say(f"{draft.name}: {text}")
 
-    Trainer(made.objective, corpus, validation, schedule, folder / "training", tell).run()
+    Trainer(made.objective, corpus, validation, schedule, folder / TRAINING, tell).run()
     made.export(folder)
     say(f"{draft.name}: written to {folder}")
