@@ -88,8 +88,8 @@ class Origin(msgspec.Struct, frozen=True, order=True):
 
 
 def read_origins(path: Path) -> Iterator[tuple[str, Origin]]:
-    """Yields the id and the origin of each row of a JSONL file: its ``source``, of which what stands
-    behind a colon names a part, and its ``license`` or ``licence``."""
+    """Yields the id and the origin of each row of a JSONL file: its ``source``, without what stands
+    behind a colon and names a part of it, and its ``license`` or ``licence``."""
     for number, values in _objects(path):
         row = _row(values, f"{path}, line {number}", f"{path.stem}-{number}")
         source = str(values.get("source") or "").partition(":")[0]

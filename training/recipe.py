@@ -90,10 +90,6 @@ class EvaluationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
         for value in self.temperatures:
             if not 0 <= value <= 2:
                 raise ValueError(f"temperatures has {value}, they lie between 0 and 2")
-        stems = [Path(file).stem for file in self.files]
-        for stem in stems:
-            if stems.count(stem) > 1:
-                raise ValueError(f"files has two of the name '{stem}', which results go by")
 
 
 class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +130,13 @@ class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two drafts have the name '{name}': rename one")
+        stems = [file.stem for file in self.evaluation_files]
+        for stem in stems:
+            if stems.count(stem) > 1:
+                raise ValueError(
+                    f"two held-out files have the name '{stem}', which results go by: rename one, "
+                    "or choose some under evaluation.files"
+                )
 
     @property
     def prompts_file(self) -> Path:
@@ -158,7 +161,8 @@ class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def evaluation_files(self) -> list[Path]:
         """The held-out prompts that drafts are measured on."""
-        return [Path(file) for file in self.evaluation.files or self.prompts.held_out]
+        files = self.evaluation.files or self.prompts.held_out
+        return [Path(file).expanduser() for file in files]
 
     @property
     def drafts_folder(self) -> Path:

@@ -47,7 +47,7 @@ def answers(recipe: Recipe, given: list[Share]) -> None:
 def states(recipe: Recipe, given: list[Share]) -> None:
     """Stage ``states``: what the target computes over all answers that are there."""
     model = models.resolve_target(recipe.target, recipe.dtype)
-    config = _text_config(model)
+    config = text_config(model)
     layers = tuple(recipe.layers or default_layers(config.num_hidden_layers))
     if not all(0 <= layer < config.num_hidden_layers for layer in layers):
         raise ConfigError(
@@ -77,10 +77,10 @@ def states(recipe: Recipe, given: list[Share]) -> None:
         run_parts(_compute, recipe, given)
 
 
-def _text_config(model: str) -> Any:
+def text_config(model: str) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(model).get_text_config()
+    return AutoConfig.from_pretrained(model).gettext_config()
 
 
 def _all_answers(paths: list[Path]) -> Iterator[Answer]:

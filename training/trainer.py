@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from paceline.training.corpus import Batch, Corpus
 from paceline.training.objective import Objective, Rounds
 
-
 CHECKPOINT = "checkpoint.safetensors"
 CURVE = "held_out.jsonl"
 """A line for each held-out figure."""
