@@ -33,6 +33,7 @@ from paceline.training.prompt_rows import Row, Source, read_rows
 
 METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")
 MAX_MODEL_LEN = 2048
+"""Tokens of a request, for targets that have so many positions."""
 BATCH = 16
 KV_CACHE_BYTES = 2 << 30
 """Room for ``BATCH`` requests of full length; one that is preempted could not be counted."""
@@ -89,9 +90,10 @@ def _measure(options: argparse.Namespace) -> None:
         for path in options.workloads
     ]
     rows = {path.stem: chosen(path, options.num_prompts) for path in options.workloads}
+    room = prompt_room(target, options.max_tokens, options.num_speculative_tokens)
     found = {one.key: one for one in read_results(options.output)}
     left = [key for key in wanted if key not in found]
-    engine = _engine(target, draft, options) if left else None
+    engine: Any = _engine(target, draft, options) if left else None
     for number, key in enumerate(left, start=1):
         print(
             f"paceline: {key.workload} at temperature {key.temperature:g} "
@@ -100,7 +102,9 @@ def _measure(options: argparse.Namespace) -> None:
             flush=True,
         )
         started = time.process_time()
-        counts = run(engine, rows[key.workload], key.temperature, key.max_tokens, key.k)
+        tokenizer = engine.get_tokenizer()
+        prompts = [prompt_ids(tokenizer, row, room) for row in rows[key.workload]]
+        counts = run(engine, prompts, key.temperature, key.max_tokens, key.k)
         seconds = round(time.process_time() - started, 2)
         result = msgspec.structs.replace(key, counts=counts, cpu_s=seconds)
         append_result(options.output, result)
@@ -119,25 +123,49 @@ def chosen(path: Path, num_prompts: int) -> list[Row]:
     return [rows[int(i * step)] for i in range(min(num_prompts, len(rows)))]
 
 
-def prompt_ids(tokenizer: Any, row: Row, max_tokens: int, k: int) -> list[int]:
-    """Returns a prompt's tokens, chat template included, shortened at the front if there would be
-    no room for the answer."""
+def max_model_len(target: str | Path) -> int:
+    """Returns the most tokens of a request to a target, a folder or a hub id."""
+    if not Path(target).is_dir():
+        return MAX_MODEL_LEN
+    return min(
+        MAX_MODEL_LEN, models.read_config(target).get("max_position_embeddings", MAX_MODEL_LEN)
+    )
+
+
+def prompt_room(target: str | Path, max_tokens: int, k: int) -> int:
+    """Returns the most tokens of a prompt whose answer has ``max_tokens``.
+
+    Raises:
+        InputError: there is no room for one.
+    """
+    room = max_model_len(target) - max_tokens - k - 1
+    if room < 1:
+        raise InputError(
+            f"answers of {max_tokens} tokens leave no room for prompts in the "
+            f"{max_model_len(target)} tokens of a request: measure shorter ones"
+        )
+    return room
+
+
+def prompt_ids(tokenizer: Any, row: Row, room: int) -> list[int]:
+    """Returns a prompt's last ``room`` tokens, chat template included."""
     ids = tokenizer.apply_chat_template(row.messages, add_generation_prompt=True, return_dict=False)
-    return list(ids)[-(MAX_MODEL_LEN - max_tokens - k - 1) :]
+    return list(ids)[-room:]
 
 
-def run(engine: Any, rows: list[Row], temperature: float, max_tokens: int, k: int) -> Counts:
-    """Completes all prompts and adds up their passes."""
+def run(
+    engine: Any, prompts: list[list[int]], temperature: float, max_tokens: int, k: int
+) -> Counts:
+    """Completes all prompts, given as tokens, and adds up their passes."""
     from vllm import SamplingParams
 
-    tokenizer = engine.get_tokenizer()
-    prompts = [{"prompt_token_ids": prompt_ids(tokenizer, row, max_tokens, k)} for row in rows]
     sampling = [
         SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=number)
         for number in range(len(prompts))
     ]
+    inputs = [{"prompt_token_ids": ids} for ids in prompts]
     total = Counts.none(k)
-    for output in engine.generate(prompts, sampling, use_tqdm=sys.stderr.isatty()):
+    for output in engine.generate(inputs, sampling, use_tqdm=sys.stderr.isatty()):
         completion = output.outputs[0]
         passes = completion.spec_decode_metrics
         length = len(completion.token_ids)
@@ -183,7 +211,7 @@ def _engine(target: Path, draft: Path, options: argparse.Namespace) -> Any:
     engine = LLM(
         model=str(target),
         dtype=options.dtype,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len(target),
         max_num_seqs=BATCH,
         enforce_eager=on_cpu,
         async_scheduling=False,

@@ -110,6 +110,12 @@ def check_fit(target: Path, block: Path) -> None:
     ours, theirs = models.read_config(target), models.read_config(block)
     if ours.get("model_type") != "llama" or ours.get("attention_bias") or ours.get("mlp_bias"):
         raise ModelError(f"{target} is no Llama without biases: an MTP block fits no other target")
+    heads, size = int(ours["num_attention_heads"]), int(ours["hidden_size"])
+    if int(ours.get("head_dim") or size // heads) * heads != size:
+        raise ModelError(
+            f"{target} has {heads} heads of {ours['head_dim']} beside a hidden size of {size}: a "
+            "Qwen2's heads have the hidden size together, so an MTP block does not fit"
+        )
     if not (target / _TARGET_WEIGHTS).is_file():
         raise ModelError(f"{target} has its weights in several files: save them as one")
     for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"):

@@ -67,7 +67,7 @@ def make_card(
     """
     card = Card(
         name=draft.name,
-        target=recipe.target,
+        target=_public_name(recipe.target),
         method=method_of(draft),
         num_speculative_tokens=draft.num_speculative_tokens,
         mean_acceptance_length=_headline(measured, draft.num_speculative_tokens),
@@ -104,11 +104,17 @@ def _front_matter(recipe: Recipe, card: Card) -> dict[str, Any]:
     return values
 
 
+def _public_name(target: str) -> str:
+    """An alias and a hub id as they are; of a folder its name, since its place is nobody's."""
+    path = Path(target).expanduser()
+    return path.resolve().name if path.is_dir() and target not in models.ALIASES else target
+
+
 def _hub_id(target: str) -> str:
     spec = models.ALIASES.get(target)
     if spec is not None:
         return spec.hub_id
-    return "" if Path(target).expanduser().exists() else target
+    return target if "/" in target and not Path(target).expanduser().is_dir() else ""
 
 
 def _headline(measured: Sequence[Measurement], k: int) -> float | None:

@@ -23,7 +23,12 @@ from paceline import models
 from paceline.errors import InputError, UserError
 from paceline.training import shards
 from paceline.training.acceptance import Counts, Measurement, count, digest, table
-from paceline.training.acceptance_vllm import MAX_MODEL_LEN, chosen, prompt_ids
+from paceline.training.acceptance_vllm import (
+    chosen,
+    max_model_len,
+    prompt_ids,
+    prompt_room,
+)
 from paceline.training.answers import Answer, answer_files, read_answers
 from paceline.training.card import method_of
 from paceline.training.generate import VllmEngine, generate
@@ -53,11 +58,12 @@ def prepare(recipe: Recipe, given: list[Share]) -> None:
     model = models.resolve_target(recipe.target, recipe.dtype)
     tokenizer = load_tokenizer(model)
     evaluation = recipe.evaluation
+    room = prompt_room(model, evaluation.max_tokens, _most_drafted(recipe))
     prompts = [
         Prompt(
             id=f"{file.stem}/{row.id}",
             category=file.stem,
-            ids=prompt_ids(tokenizer, row, evaluation.max_tokens, _most_drafted(recipe)),
+            ids=prompt_ids(tokenizer, row, room),
         )
         for file in recipe.evaluation_files
         for row in chosen(file, evaluation.num_prompts)
@@ -244,8 +250,8 @@ def _answer(recipe: Recipe, share: Share) -> None:
         max_tokens=None,
         max_minutes=None,
     )
-    longest = MAX_MODEL_LEN - recipe.evaluation.max_tokens
     model = models.resolve_target(recipe.target, recipe.dtype)
+    longest = max_model_len(model) - config.max_answer_tokens
     generate(
         load_prompts(_prompts_file(recipe)),
         _answers_folder(recipe),

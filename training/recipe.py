@@ -76,7 +76,7 @@ class EvaluationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
     """Of each file, evenly spaced."""
     max_tokens: int = 128
     """Of an answer."""
-    temperatures: list[float] = [0.0, 1.0]
+    temperatures: tuple[float, ...] = (0.0, 1.0)
     num_speculative_tokens: int | None = None
     """K; default: each draft's own."""
 

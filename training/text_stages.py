@@ -80,7 +80,7 @@ def states(recipe: Recipe, given: list[Share]) -> None:
 def text_config(model: str) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(model).gettext_config()
+    return AutoConfig.from_pretrained(model).get_text_config()
 
 
 def _all_answers(paths: list[Path]) -> Iterator[Answer]:
