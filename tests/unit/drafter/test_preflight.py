@@ -93,7 +93,7 @@ def test_a_scripted_draft_needs_answers() -> None:
 
 
 def with_card(path: Path, **changes: Any) -> Path:
-    values = {
+    values: dict[str, Any] = {
         "name": path.name,
         "target": "somebody/Target-1B",
         "method": "draft_model",

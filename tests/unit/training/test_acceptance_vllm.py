@@ -26,7 +26,7 @@ def test_a_short_target_gets_short_prompts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
     assert max_model_len(tmp_path) == 64
     assert prompt_room(tmp_path, 50, 4) == 9
-    with pytest.raises(InputError, match="answers of 60 tokens leave no room .* the 64 tokens"):
+    with pytest.raises(InputError, match=r"answers of 60 tokens leave no room .* the 64 tokens"):
         prompt_room(tmp_path, 60, 4)
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 9999}')
     assert max_model_len(tmp_path) == 2048

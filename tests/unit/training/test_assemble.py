@@ -136,5 +136,5 @@ def test_parts_that_do_not_fit(
 
 
 def test_a_folder_without_a_block(target: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds no tensors model.mtp_layers"):
+    with pytest.raises(ModelError, match=r"holds no tensors model\.mtp_layers"):
         assemble(target, target, tmp_path / "whole")
