@@ -127,9 +127,8 @@ def max_model_len(target: str | Path) -> int:
     """Returns the most tokens of a request to a target, a folder or a hub id."""
     if not Path(target).is_dir():
         return MAX_MODEL_LEN
-    return min(
-        MAX_MODEL_LEN, models.read_config(target).get("max_position_embeddings", MAX_MODEL_LEN)
-    )
+    positions: int = models.read_config(target).get("max_position_embeddings") or MAX_MODEL_LEN
+    return min(MAX_MODEL_LEN, positions)
 
 
 def prompt_room(target: str | Path, max_tokens: int, k: int) -> int:

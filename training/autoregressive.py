@@ -185,7 +185,7 @@ class Eagle3(Autoregressive):
                     beside = torch.randn_like(weight) * 0.02
                     tensors[f"self_attn.{name}.weight"] = torch.cat([beside, weight], -1)
                 tensors["input_layernorm.weight"] = torch.ones(size)
-            layer.load_state_dict({name: value.float() for name, value in tensors.items()})
+            _start_layer(layer, tensors)
         self.norm.weight.copy_(target.norm)
 
 
@@ -235,5 +235,12 @@ class Mtp(Autoregressive):
         self.input_proj.weight.normal_(std=0.01)
         self.input_proj.weight[:, :size] += torch.eye(size) * scale
         tensors = target.layer(target.num_layers - 1)
-        self.layers[0].load_state_dict({name: value.float() for name, value in tensors.items()})
+        _start_layer(self.layers[0], tensors)
         self.final_layernorm.weight.copy_(target.norm)
+
+
+def _start_layer(layer: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Loads a target's layer. What it has beside a Llama's, like Qwen3's norms of queries and keys,
+    is left out: it is only a start."""
+    known = layer.state_dict().keys()
+    layer.load_state_dict({name: value.float() for name, value in tensors.items() if name in known})
