@@ -10,7 +10,7 @@ from paceline.cluster.config import PacelineConfig
 from paceline.cluster.finding import Finding, tried
 from paceline.cluster.machine_checks import memory_gib, num_cpus
 from paceline.drafter.config import DrafterConfig
-from paceline.drafter.preflight import check_drafter
+from paceline.drafter.preflight import check_drafter, other_target
 from paceline.errors import ConfigError, UserError
 from paceline.transport import probe_bind
 from paceline.verifier import preflight
@@ -109,8 +109,16 @@ def _drafter(drafter: DrafterConfig, config: PacelineConfig, target: str) -> Fin
         if drafter.model is None:
             return Finding("ok", subject, f"{drafter.method}, no model")
         resolved = models.resolve(drafter.model, drafter.dtype or config.target.dtype)
+        other = other_target(drafter, config.target.model, target, config.target.dtype)
     except UserError as error:
         return Finding("fail", subject, str(error))
+    if other:
+        return Finding(
+            "warn",
+            subject,
+            f"{drafter.model} was trained for {other}, and the target is {config.target.model}: "
+            "fewer of its drafts are accepted, if it fits at all",
+        )
     return _model(subject, drafter.model, resolved)
 
 

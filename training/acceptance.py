@@ -7,11 +7,12 @@ up to there, and the bonus if it is still part of the text.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -110,6 +111,8 @@ class Measurement(msgspec.Struct, kw_only=True, frozen=True):
     temperature: float
     num_prompts: int
     max_tokens: int
+    source: Literal["vllm", "offline"] = "vllm"
+    """Who verified: vLLM, or the training's own chain over text that the target wrote before."""
     counts: Counts | None = None
     """None in the key of a measurement that has not been made."""
     cpu_s: float = 0.0
@@ -129,6 +132,14 @@ class Measurement(msgspec.Struct, kw_only=True, frozen=True):
         values["unconditional"] = [round(value, 4) for value in self.counts.unconditional]
         values["conditional"] = [round(value, 4) for value in self.counts.conditional]
         return values
+
+
+def digest(draft: Path) -> str:
+    """Returns what ``Measurement.weights`` says of a draft's folder."""
+    found = hashlib.sha256()
+    for file in sorted(draft.glob("*.safetensors")):
+        found.update(file.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def read_results(path: Path) -> list[Measurement]:
@@ -160,27 +171,39 @@ def append_result(path: Path, measurement: Measurement) -> None:
 def table(measurements: Iterable[Measurement]) -> str:
     """Returns the figures in Markdown, with a line over all sets for each draft and temperature."""
     lines = [
-        "| draft | K | T | prompts of | passes | MAL | rate | per position | conditional |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| draft | in | K | T | prompts of | passes | MAL | rate | per position | conditional |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
+    for group, members in over_all_sets(measurements):
+        for one in [*members, group] if len(members) > 1 else members:
+            assert one.counts is not None, "only results are shown"
+            lines.append(_row(one, one.counts))
+    return "\n".join(lines)
+
+
+def over_all_sets(
+    measurements: Iterable[Measurement],
+) -> list[tuple[Measurement, list[Measurement]]]:
+    """Returns the sum of each group of measurements that differ in the set of prompts only, under
+    the name "all", and the group."""
     groups: dict[Measurement, list[Measurement]] = {}
     for one in measurements:
         group = msgspec.structs.replace(one.key, workload="all", num_prompts=0)
         groups.setdefault(group, []).append(one)
+    found = []
     for group, members in groups.items():
         total = Counts.none(group.k)
         for one in members:
             assert one.counts is not None, "only results are shown"
             total.add(one.counts)
-            lines.append(_row(one, one.counts))
-        if len(members) > 1:
-            lines.append(_row(group, total))
-    return "\n".join(lines)
+        found.append((msgspec.structs.replace(group, counts=total), members))
+    return found
 
 
 def _row(what: Measurement, counts: Counts) -> str:
     cells = [
         what.draft,
+        {"vllm": "vLLM", "offline": "offline"}[what.source],
         str(what.k),
         f"{what.temperature:g}",
         what.workload,

@@ -10,13 +10,13 @@ again. On a CPU vLLM's V1 model runner is used, which does not have ``dspark``: 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from paceline import models
 from paceline.errors import EnvironmentError_, InputError, UserError
@@ -25,17 +25,18 @@ from paceline.training.acceptance import (
     Measurement,
     append_result,
     count,
+    digest,
     read_results,
     table,
 )
+from paceline.training.prompt_rows import Row, Source, read_rows
 
 METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")
 MAX_MODEL_LEN = 2048
+"""Tokens of a request, for targets that have so many positions."""
 BATCH = 16
 KV_CACHE_BYTES = 2 << 30
 """Room for ``BATCH`` requests of full length; one that is preempted could not be counted."""
-
-Chat = list[dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m paceline.training.acceptance_vllm")
-    parser.add_argument("workloads", nargs="+", type=Path, help="JSON lines with 'messages'")
+    parser.add_argument("workloads", nargs="+", type=Path, help="JSON lines of prompts")
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--draft", required=True, help="an alias or a folder")
     parser.add_argument("--method", required=True, choices=METHODS)
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperatures", type=_numbers, default=[0.0, 1.0], metavar="T,T")
     parser.add_argument("--num-prompts", type=int, default=20, help="of each file, evenly spaced")
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--output", type=Path, required=True, help="JSON lines, added to")
     return parser
 
@@ -69,14 +70,14 @@ def _numbers(text: str) -> list[float]:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    target = Path(models.resolve(options.target, options.dtype))
+    target = Path(models.resolve_target(options.target, options.dtype))
     draft = Path(models.resolve(options.draft, options.dtype))
     if not draft.is_dir():
         raise InputError(f"the draft {options.draft} is no folder here: fetch it first")
     wanted = [
         Measurement(
             draft=draft.name,
-            weights=_digest(draft),
+            weights=digest(draft),
             method=options.method,
             k=options.num_speculative_tokens,
             dtype=options.dtype,
@@ -88,10 +89,11 @@ def _measure(options: argparse.Namespace) -> None:
         for temperature in options.temperatures
         for path in options.workloads
     ]
-    chats = {path.stem: read_chats(path, options.num_prompts) for path in options.workloads}
+    rows = {path.stem: chosen(path, options.num_prompts) for path in options.workloads}
+    room = prompt_room(target, options.max_tokens, options.num_speculative_tokens)
     found = {one.key: one for one in read_results(options.output)}
     left = [key for key in wanted if key not in found]
-    engine = _engine(target, draft, options) if left else None
+    engine: Any = _engine(target, draft, options) if left else None
     for number, key in enumerate(left, start=1):
         print(
             f"paceline: {key.workload} at temperature {key.temperature:g} "
@@ -100,55 +102,81 @@ def _measure(options: argparse.Namespace) -> None:
             flush=True,
         )
         started = time.process_time()
-        counts = run(engine, chats[key.workload], key.temperature, key.max_tokens, key.k)
-        result = Measurement(
-            **{name: getattr(key, name) for name in key.__struct_fields__[:-2]},
-            counts=counts,
-            cpu_s=round(time.process_time() - started, 2),
-        )
+        tokenizer = engine.get_tokenizer()
+        prompts = [prompt_ids(tokenizer, row, room) for row in rows[key.workload]]
+        counts = run(engine, prompts, key.temperature, key.max_tokens, key.k)
+        seconds = round(time.process_time() - started, 2)
+        result = msgspec.structs.replace(key, counts=counts, cpu_s=seconds)
         append_result(options.output, result)
         found[key] = result
     print(table(found[key] for key in wanted))
 
 
-def read_chats(path: Path, num_prompts: int) -> list[Chat]:
+def chosen(path: Path, num_prompts: int) -> list[Row]:
     """Returns ``num_prompts`` of the file's prompts, evenly spaced; all if it has no more.
 
     Raises:
-        InputError: the file cannot be read, or a line has no ``messages``.
+        InputError: the file cannot be read, or a line is no prompt.
     """
-    try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-        chats = [json.loads(line)["messages"] for line in lines]
-    except OSError as error:
-        raise InputError(f"the workload {path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"a line of {path} is no JSON object with 'messages'") from None
-    step = max(1, len(chats) / num_prompts)
-    return [chats[int(i * step)] for i in range(min(num_prompts, len(chats)))]
+    rows = read_rows(Source(file=str(path)), seed=0)
+    step = max(1, len(rows) / num_prompts)
+    return [rows[int(i * step)] for i in range(min(num_prompts, len(rows)))]
 
 
-def run(engine: Any, chats: list[Chat], temperature: float, max_tokens: int, k: int) -> Counts:
-    """Completes all prompts and adds up their passes; too long ones are shortened at the front."""
+def max_model_len(target: str | Path) -> int:
+    """Returns the most tokens of a request to a target, a folder or a hub id."""
+    if not Path(target).is_dir():
+        return MAX_MODEL_LEN
+    positions: int = models.read_config(target).get("max_position_embeddings") or MAX_MODEL_LEN
+    return min(MAX_MODEL_LEN, positions)
+
+
+def prompt_room(target: str | Path, max_tokens: int, k: int) -> int:
+    """Returns the most tokens of a prompt whose answer has ``max_tokens``.
+
+    Raises:
+        InputError: there is no room for one.
+    """
+    room = max_model_len(target) - max_tokens - k - 1
+    if room < 1:
+        raise InputError(
+            f"answers of {max_tokens} tokens leave no room for prompts in the "
+            f"{max_model_len(target)} tokens of a request: measure shorter ones"
+        )
+    return room
+
+
+def prompt_ids(tokenizer: Any, row: Row, room: int) -> list[int]:
+    """Returns a prompt's last ``room`` tokens, chat template included."""
+    ids = tokenizer.apply_chat_template(row.messages, add_generation_prompt=True, return_dict=False)
+    return list(ids)[-room:]
+
+
+def run(
+    engine: Any, prompts: list[list[int]], temperature: float, max_tokens: int, k: int
+) -> Counts:
+    """Completes all prompts, given as tokens, and adds up their passes."""
     from vllm import SamplingParams
 
-    room = MAX_MODEL_LEN - max_tokens - k - 1
-    tokenizer = engine.get_tokenizer()
-    prompts = []
-    for chat in chats:
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        prompts.append({"prompt_token_ids": list(ids)[-room:]})
     sampling = [
         SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=number)
         for number in range(len(prompts))
     ]
+    inputs = [{"prompt_token_ids": ids} for ids in prompts]
     total = Counts.none(k)
-    for output in engine.generate(prompts, sampling, use_tqdm=sys.stderr.isatty()):
+    for output in engine.generate(inputs, sampling, use_tqdm=sys.stderr.isatty()):
         completion = output.outputs[0]
         passes = completion.spec_decode_metrics
         length = len(completion.token_ids)
         total.add(count(length, passes.per_step_drafted, passes.per_step_accepted, k))
     return total
+
+
+def cannot_run(method: str, *, on_cpu: bool) -> str:
+    """Returns why vLLM does not draft by ``method`` here; "" if it does."""
+    if method == "dspark" and on_cpu and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "1":
+        return "vLLM has dspark in its V2 model runner only, which needs Triton"
+    return ""
 
 
 def _engine(target: Path, draft: Path, options: argparse.Namespace) -> Any:
@@ -177,14 +205,12 @@ def _engine(target: Path, draft: Path, options: argparse.Namespace) -> Any:
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-        if options.method == "dspark" and os.environ["VLLM_USE_V2_MODEL_RUNNER"] != "1":
-            raise EnvironmentError_(
-                "vLLM has dspark in its V2 model runner only, which needs Triton: measure on a GPU"
-            )
+        if reason := cannot_run(options.method, on_cpu=True):
+            raise EnvironmentError_(f"{reason}: measure on a GPU")
     engine = LLM(
         model=str(target),
         dtype=options.dtype,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len(target),
         max_num_seqs=BATCH,
         enforce_eager=on_cpu,
         async_scheduling=False,
@@ -200,13 +226,6 @@ def _engine(target: Path, draft: Path, options: argparse.Namespace) -> Any:
         # Else vLLM divides the logits of drafted rows by a temperature that was never written.
         repair_v1_sampling()
     return engine
-
-
-def _digest(draft: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(draft.glob("*.safetensors")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 if __name__ == "__main__":

@@ -30,8 +30,11 @@ from paceline.errors import EnvironmentError_, ModelError
 BLOCK = "model.mtp_layers.0."
 """Prefix of the block's tensors."""
 
-_TARGET_WEIGHTS = "model.safetensors"
-_ADDED_WEIGHTS = "model-mtp.safetensors"
+_WEIGHTS = "model.safetensors"
+"""Of the two parts. In the whole model no file may have this name: transformers would take it for
+all of it."""
+_TARGET_WEIGHTS = "model-00001-of-00002.safetensors"
+_ADDED_WEIGHTS = "model-00002-of-00002.safetensors"
 _COPIED = ("generation_config.json", "chat_template.jinja", "tokenizer.json")
 
 
@@ -47,7 +50,7 @@ def assembled(target: Path, block: Path) -> Path:
         EnvironmentError_: the cache cannot be written.
     """
     check_fit(target, block)
-    digest = hashlib.sha256((block / _TARGET_WEIGHTS).read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256((block / _WEIGHTS).read_bytes()).hexdigest()[:12]
     folder = models.cache_dir() / "assembled" / f"{target.name}-mtp-{digest}"
     if folder.is_dir():
         return folder
@@ -70,7 +73,7 @@ def assembled(target: Path, block: Path) -> Path:
 def assemble(target: Path, block: Path, folder: Path) -> None:
     """Writes the whole model to the new ``folder``; the target's weights are linked, not copied."""
     folder.mkdir(parents=True)
-    weights = (target / _TARGET_WEIGHTS).resolve()
+    weights = (target / _WEIGHTS).resolve()
     try:
         os.link(weights, folder / _TARGET_WEIGHTS)
     except OSError:
@@ -110,7 +113,13 @@ def check_fit(target: Path, block: Path) -> None:
     ours, theirs = models.read_config(target), models.read_config(block)
     if ours.get("model_type") != "llama" or ours.get("attention_bias") or ours.get("mlp_bias"):
         raise ModelError(f"{target} is no Llama without biases: an MTP block fits no other target")
-    if not (target / _TARGET_WEIGHTS).is_file():
+    heads, size = int(ours["num_attention_heads"]), int(ours["hidden_size"])
+    if int(ours.get("head_dim") or size // heads) * heads != size:
+        raise ModelError(
+            f"{target} has {heads} heads of {ours['head_dim']} beside a hidden size of {size}: a "
+            "Qwen2's heads have the hidden size together, so an MTP block does not fit"
+        )
+    if not (target / _WEIGHTS).is_file():
         raise ModelError(f"{target} has its weights in several files: save them as one")
     for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if ours.get(key) != theirs.get(key):
@@ -123,7 +132,7 @@ def check_fit(target: Path, block: Path) -> None:
 def _block_tensors(config: dict[str, Any], block: Path) -> dict[str, Tensor]:
     tensors = {
         name: tensor
-        for name, tensor in load_file(block / _TARGET_WEIGHTS).items()
+        for name, tensor in load_file(block / _WEIGHTS).items()
         if name.startswith(BLOCK)
     }
     if not tensors:

@@ -203,7 +203,7 @@ class Eagle3(Autoregressive):
                     beside = torch.randn_like(weight) * 0.02
                     tensors[f"self_attn.{name}.weight"] = torch.cat([beside, weight], -1)
                 tensors["input_layernorm.weight"] = torch.ones(size)
-            layer.load_state_dict(tensors)
+            _start_layer(layer, tensors)
             layer.self_attn.o_proj.weight.mul_(SMALL)
             layer.mlp.down_proj.weight.mul_(SMALL)
         attention = cast(DecoderLayer, self.layers[0]).self_attn
@@ -279,7 +279,14 @@ class Mtp(Autoregressive):
         self.input_proj.weight.copy_(best.T)
         layer = cast(DecoderLayer, self.layers[0])
         tensors = target.layer(target.num_layers - 1)
-        layer.load_state_dict({name: value.float() for name, value in tensors.items()})
+        _start_layer(layer, tensors)
         layer.self_attn.o_proj.weight.mul_(SMALL)
         layer.mlp.down_proj.weight.mul_(SMALL)
         self.final_layernorm.weight.copy_(target.norm)
+
+
+def _start_layer(layer: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Loads a target's layer. What it has beside a Llama's, like Qwen3's norms of queries and keys,
+    is left out: it is only a start."""
+    known = layer.state_dict().keys()
+    layer.load_state_dict({name: value.float() for name, value in tensors.items() if name in known})

@@ -17,6 +17,7 @@ STAGES = {
     "answers": ("paceline.training.text_stages", "the target answers the prompts"),
     "states": ("paceline.training.text_stages", "the target's hidden states over its answers"),
     "train": ("paceline.training.train", "the drafts are trained and written"),
+    "evaluate": ("paceline.training.evaluate", "the drafts are measured, and get their cards"),
 }
 """In their order: each stage's module, which has a function of the stage's name, and what it does.
 The function takes the recipe and the shares of the processes; it goes on where it was interrupted.

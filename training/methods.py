@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import msgspec
-import torch
 
 from paceline.training import causal_start, export, export_causal
-from paceline.training.autoregressive import Autoregressive, Eagle3, Mtp, take
+from paceline.training.autoregressive import Autoregressive, Eagle3, Mtp
 from paceline.training.causal_lm import CausalLM, CausalLMObjective
-from paceline.training.corpus import Batch, Corpus
+from paceline.training.corpus import Corpus
 from paceline.training.objective import AutoregressiveObjective, Vocabulary
 from paceline.training.recipe import DraftRecipe
 from paceline.training.target import Shape, Target
 from paceline.training.train import Made
 
+ROWS_AT_ONCE = 2048
+NUM_BATCHES = 90
 NUM_OTHERS = 4096
 """Random tokens beside the frequent ones in a batch, for a draft that has the target's own head."""
 
@@ -42,19 +44,18 @@ def make(
     target: Target,
     vocabulary: Vocabulary,
     layers: tuple[int, ...],
-    corpus: Corpus,
-    samples: list[Batch],
+    corpus: Corpus | None,
     seed: int,
 ) -> Made:
     """Returns the draft as it starts.
 
     Args:
         layers: The layers of the auxiliary states.
-        samples: Some batches, for the scale of the states.
+        corpus: What the start is computed from; None: with random weights, for a draft that a
+            checkpoint is loaded into.
     """
     if draft.method == "causal_lm":
         return _causal_lm(draft, target, vocabulary, corpus, seed)
-    aux = torch.cat([take(batch.aux, batch.rows)[batch.valid] for batch in samples])
     model: Autoregressive
     if draft.method == "eagle3":
         model = Eagle3(target.shape, target.embedding, len(layers), draft.num_layers)
@@ -62,7 +63,9 @@ def make(
     else:
         model = Mtp(target.shape, target.embedding, target.norm)
         num_others = NUM_OTHERS
-    model.start_from(target, aux)
+    if corpus is not None:
+        # As many rows as determine the regression.
+        model.start_from(target, itertools.islice(corpus.batches(ROWS_AT_ONCE, 0), NUM_BATCHES))
     objective = AutoregressiveObjective(
         model,
         vocabulary,
@@ -75,12 +78,13 @@ def make(
 
 
 def _causal_lm(
-    draft: DraftRecipe, target: Target, vocabulary: Vocabulary, corpus: Corpus, seed: int
+    draft: DraftRecipe, target: Target, vocabulary: Vocabulary, corpus: Corpus | None, seed: int
 ) -> Made:
     model = CausalLM(small(target.shape), draft.num_layers, len(vocabulary.ids))
     shape = target.shape
-    found = causal_start.means(corpus.sequences(), shape.vocab_size, shape.hidden_size)
-    causal_start.start(model, vocabulary, target.embedding, found, seed)
+    if corpus is not None:
+        found = causal_start.means(corpus.sequences(), shape.vocab_size, shape.hidden_size)
+        causal_start.start(model, vocabulary, target.embedding, found, seed)
     objective = CausalLMObjective(model, vocabulary, seed=seed)
     # Its embedding and its head are most of it, and learn at a higher rate than a few norms.
     return Made(objective, partial(export_causal.export, model, vocabulary, target), 2e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
@@ -162,6 +163,20 @@ def _labels(batch: Batch, step: Step, vocabulary: Vocabulary) -> tuple[Tensor, T
     return labels, step.valid & (labels >= 0)
 
 
+def played(lengths: list[int], num_rows: int) -> Iterator[int]:
+    """Yields how many drafts each round over a text accepts; each begins behind what the one before
+    committed.
+
+    Args:
+        lengths: Of each row, how many of its drafts are the text's.
+        num_rows: Of the text; further ones are padding.
+    """
+    at = 0
+    while at < num_rows:
+        yield lengths[at]
+        at += lengths[at] + 1
+
+
 class Rounds(msgspec.Struct):
     """Counts of drafted rounds over recorded greedy text, as a run would have them."""
 
@@ -169,7 +184,7 @@ class Rounds(msgspec.Struct):
     accepted: list[int] = []
 
     def add(self, right: Tensor, valid: Tensor) -> None:
-        """Plays the rounds of a batch: each begins behind what the one before committed.
+        """Plays the rounds of a batch.
 
         Args:
             right: As ``Objective.right`` returns it.  # bool [batch, rows, num_steps]
@@ -179,12 +194,10 @@ class Rounds(msgspec.Struct):
         self.accepted = self.accepted or [0] * num_steps
         lengths = right.sum(-1).tolist()
         for row_lengths, num_rows in zip(lengths, valid.sum(1).tolist(), strict=True):
-            at = 0
-            while at < num_rows:
+            for num_accepted in played(row_lengths, num_rows):
                 self.rounds += 1
-                for position in range(row_lengths[at]):
+                for position in range(num_accepted):
                     self.accepted[position] += 1
-                at += row_lengths[at] + 1
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -80,6 +80,23 @@ def read_texts(path: Path) -> Iterator[str]:
         yield from texts
 
 
+class Origin(msgspec.Struct, frozen=True, order=True):
+    """Where a prompt is from, as its row says; "" where it does not."""
+
+    source: str
+    licence: str
+
+
+def read_origins(path: Path) -> Iterator[tuple[str, Origin]]:
+    """Yields the id and the origin of each row of a JSONL file: its ``source``, without what stands
+    behind a colon and names a part of it, and its ``license`` or ``licence``."""
+    for number, values in _objects(path):
+        row = _row(values, f"{path}, line {number}", f"{path.stem}-{number}")
+        source = str(values.get("source") or "").partition(":")[0]
+        licence = str(values.get("license") or values.get("licence") or "")
+        yield row.id, Origin(source, licence)
+
+
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields line numbers from 1, and objects."""
     try:

@@ -68,6 +68,32 @@ class DraftRecipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError(f"share is {self.share}, it is 1 at the most")
 
 
+class EvaluationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """On what the trained drafts are measured."""
+
+    files: list[str] = []
+    """JSON Lines of held-out prompts; default: ``prompts.held_out``. Only what is named there as
+    well is kept out of what drafts learn from."""
+    num_prompts: int = 20
+    """Of each file, evenly spaced."""
+    max_tokens: int = 128
+    """Of an answer."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    num_speculative_tokens: int | None = None
+    """K; default: each draft's own."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "max_tokens", "num_speculative_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, it must be at least 1")
+        if self.max_tokens > 1024:
+            raise ValueError(f"max_tokens is {self.max_tokens}, it is 1024 at the most")
+        for value in self.temperatures:
+            if not 0 <= value <= 2:
+                raise ValueError(f"temperatures has {value}, they lie between 0 and 2")
+
+
 class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that makes drafts for one target."""
 
@@ -88,6 +114,9 @@ class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whose inputs drafts may read, counted from 0; default, as in EAGLE-3: 2, half of them, and
     all but 3."""
     drafts: list[DraftRecipe] = []
+    licence: str | None = None
+    """Of the drafts, for their cards: a name as the Hugging Face hub has them, like apache-2.0."""
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     def __post_init__(self) -> None:
         for name in ("target", "folder"):
@@ -103,6 +132,13 @@ class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two drafts have the name '{name}': rename one")
+        stems = [file.stem for file in self.evaluation_files]
+        for stem in stems:
+            if stems.count(stem) > 1:
+                raise ValueError(
+                    f"two held-out files have the name '{stem}', which results go by: rename one, "
+                    "or choose some under evaluation.files"
+                )
 
     @property
     def prompts_file(self) -> Path:
@@ -118,6 +154,17 @@ class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def states_folder(self) -> Path:
         """What the target computed over them."""
         return Path(self.folder) / "states"
+
+    @property
+    def held_out_folder(self) -> Path:
+        """Answers to held-out prompts and states over them, which no draft learns from."""
+        return Path(self.folder) / "held-out"
+
+    @property
+    def evaluation_files(self) -> list[Path]:
+        """The held-out prompts that drafts are measured on."""
+        files = self.evaluation.files or self.prompts.held_out
+        return [Path(file).expanduser() for file in files]
 
     @property
     def drafts_folder(self) -> Path:
@@ -147,6 +194,7 @@ def load_recipe(path: str | Path) -> Recipe:
         "prompts.held_out": recipe.prompts.held_out,
         "prompts.sources": [source.file for source in recipe.prompts.sources if source.file],
         "more_answers": recipe.more_answers,
+        "evaluation.files": recipe.evaluation.files,
     }
     for key, files in named.items():
         for file in files:

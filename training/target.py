@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from safetensors import safe_open
 from torch import Tensor
 
+from paceline import models
 from paceline.errors import ModelError
 
 
@@ -94,6 +96,27 @@ class Target:
         prefix = f"model.layers.{index}."
         names = [name for name in self._files if name.startswith(prefix)]
         return {name.removeprefix(prefix): self.tensor(name) for name in names}
+
+
+def target_folder(name: str, dtype: str) -> Path:
+    """Returns the folder of a target; one of the hub is brought here, or found in the hub's cache.
+
+    Raises:
+        ModelError: it cannot be had, or is no target.
+    """
+    resolved = models.resolve_target(name, dtype)
+    if os.path.isdir(resolved):
+        return Path(resolved)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(resolved, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:  # whatever its many parts and the network raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"the target {name} cannot be had from the hub ({reason.rstrip('.')}): check its name "
+            "and the network, or name a folder that holds it"
+        ) from error
 
 
 def top_tokens(counts: Tensor, size: int) -> Tensor:

@@ -27,13 +27,13 @@ from paceline.training.shards import Plan
 if TYPE_CHECKING:
     import torch
 
-_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def answers(recipe: Recipe, given: list[Share]) -> None:
     """Stage ``answers``: the target answers the recipe's prompts."""
-    model = models.resolve(recipe.target, recipe.dtype)
+    model = models.resolve_target(recipe.target, recipe.dtype)
     prompts = select(recipe.prompts, encoder(model), recipe.seed, say)
     there = {one.id for one in _all_answers([Path(p).expanduser() for p in recipe.more_answers])}
     if there:
@@ -46,8 +46,8 @@ def answers(recipe: Recipe, given: list[Share]) -> None:
 
 def states(recipe: Recipe, given: list[Share]) -> None:
     """Stage ``states``: what the target computes over all answers that are there."""
-    model = models.resolve(recipe.target, recipe.dtype)
-    config = _text_config(model)
+    model = models.resolve_target(recipe.target, recipe.dtype)
+    config = text_config(model)
     layers = tuple(recipe.layers or default_layers(config.num_hidden_layers))
     if not all(0 <= layer < config.num_hidden_layers for layer in layers):
         raise ConfigError(
@@ -77,7 +77,7 @@ def states(recipe: Recipe, given: list[Share]) -> None:
         run_parts(_compute, recipe, given)
 
 
-def _text_config(model: str) -> Any:
+def text_config(model: str) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(model).get_text_config()
@@ -117,7 +117,7 @@ def _check_space(folder: Path, num_values: int, dtype: str) -> None:
 
 
 def _answer(recipe: Recipe, share: Share) -> None:
-    model = models.resolve(recipe.target, recipe.dtype)
+    model = models.resolve_target(recipe.target, recipe.dtype)
     start = functools.partial(
         VllmEngine, model, recipe.dtype, recipe.prompts.max_tokens, recipe.answers
     )
@@ -138,18 +138,18 @@ def _compute(recipe: Recipe, share: Share) -> None:
         plan,
         recipe.states_folder,
         _all_answers(recipe.answer_paths),
-        functools.partial(_load_body, recipe, share.device),
+        functools.partial(load_body, recipe, share.device),
         part=share.part,
         parts=share.parts,
-        max_batch_tokens=_BATCH_TOKENS[share.device],
+        max_batch_tokens=BATCH_TOKENS[share.device],
     )
 
 
-def _load_body(recipe: Recipe, device: str) -> torch.nn.Module:
+def load_body(recipe: Recipe, device: str) -> torch.nn.Module:
     """The target without its head."""
     import torch
     from transformers import AutoModel
 
-    model = models.resolve(recipe.target, recipe.dtype)
+    model = models.resolve_target(recipe.target, recipe.dtype)
     body: torch.nn.Module = AutoModel.from_pretrained(model, dtype=getattr(torch, recipe.dtype))
     return body.to(device).eval()

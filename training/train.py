@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paceline import models
 from paceline.errors import ConfigError
 from paceline.training import shards
 from paceline.training.parts import Share
@@ -16,7 +15,13 @@ from paceline.training.progress import say
 from paceline.training.recipe import DraftRecipe, Recipe
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paceline.training.objective import Objective
+
+TRAINING = "training"
+"""In a draft's folder: its checkpoint, its vocabulary and the curve of its held-out figure."""
+VOCABULARY = "vocabulary.safetensors"
 
 NUM_VALIDATION = 48
 """Answers of the held-out figure that is shown during training."""
@@ -51,19 +56,23 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
     from paceline.training.corpus import Corpus
     from paceline.training.methods import make
     from paceline.training.objective import Vocabulary
-    from paceline.training.target import Target, top_tokens
-    from paceline.training.trainer import Schedule, Trainer
+    from paceline.training.target import Target, target_folder, top_tokens
+    from paceline.training.trainer import CHECKPOINT, Schedule, Trainer
 
     torch.manual_seed(recipe.seed)
     if device == "cpu":
         # More threads wait for each other in every product of this size.
         torch.set_num_threads(1)
-    target = Target(models.resolve(recipe.target, recipe.dtype))
+    target = Target(target_folder(recipe.target, recipe.dtype))
     plan = shards.load_plan(recipe.states_folder)
     corpus = Corpus(recipe.states_folder, recipe.seed)
     assert plan is not None
     counts, num_rows = corpus.counts(target.shape.vocab_size)
-    ids = top_tokens(counts, draft.draft_vocab_size or target.shape.vocab_size)
+    folder = recipe.drafts_folder / draft.name
+    ids = load_vocabulary(folder)
+    if ids is None:
+        ids = top_tokens(counts, draft.draft_vocab_size or target.shape.vocab_size)
+        save_vocabulary(folder, ids)
     vocabulary = Vocabulary(ids, target.head.to(device))
     share = float(counts[ids].sum() / counts.sum())
     say(
@@ -71,7 +80,8 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
         f"{share:.1%} of the text"
     )
     validation = [batch.to(torch.device(device)) for batch in corpus.validation(NUM_VALIDATION)]
-    made = make(draft, target, vocabulary, plan.layers, corpus, validation, recipe.seed)
+    start = None if (folder / TRAINING / CHECKPOINT).is_file() else corpus
+    made = make(draft, target, vocabulary, plan.layers, start, recipe.seed)
     made.objective.model.to(device)
     schedule = Schedule(
         rows=max(1, round(draft.passes * num_rows)),
@@ -81,11 +91,30 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
         other_learning_rate=made.other_learning_rate,
         num_speculative_tokens=draft.num_speculative_tokens,
     )
-    folder = recipe.drafts_folder / draft.name
 
     def tell(text: str) -> None:
         say(f"{draft.name}: {text}")
 
-    Trainer(made.objective, corpus, validation, schedule, folder / "training", tell).run()
+    Trainer(made.objective, corpus, validation, schedule, folder / TRAINING, tell).run()
     made.export(folder)
     say(f"{draft.name}: written to {folder}")
+
+
+def load_vocabulary(folder: Path) -> Tensor | None:
+    """Returns the draft vocabulary that a training of the draft began with, in ascending order;
+    None if none began. Counted anew, over more text, it could be another one.  # int64 [drafted]
+    """
+    from safetensors.torch import load_file
+
+    path = folder / TRAINING / VOCABULARY
+    return load_file(path)["ids"] if path.is_file() else None
+
+
+def save_vocabulary(folder: Path, ids: Tensor) -> None:
+    from safetensors.torch import save_file
+
+    path = folder / TRAINING / VOCABULARY
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    save_file({"ids": ids}, part)
+    part.replace(path)

@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from paceline.training.corpus import Batch, Corpus
 from paceline.training.objective import Objective, Rounds
 
+CHECKPOINT = "checkpoint.safetensors"
+CURVE = "held_out.jsonl"
+"""A line for each held-out figure."""
+
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """How long and how fast."""
@@ -183,7 +187,7 @@ class Trainer:
             f"held out after {self.state.rows:,} rows, {self.state.seconds:.0f} s: "
             f"mean acceptance length {length:.3f} (positions {shares}; {rounds.rounds} rounds)"
         )
-        with (self.folder / "held_out.jsonl").open("a") as file:
+        with (self.folder / CURVE).open("a") as file:
             line = {
                 "rows": self.state.rows,
                 "seconds": round(self.state.seconds, 1),
@@ -216,10 +220,10 @@ class Trainer:
         part = self.folder / "checkpoint.part"
         state = {"state": json.dumps(msgspec.to_builtins(self.state))}
         save_file({name: value.contiguous() for name, value in tensors.items()}, part, state)
-        os.replace(part, self.folder / "checkpoint.safetensors")
+        os.replace(part, self.folder / CHECKPOINT)
 
     def _load(self) -> None:
-        path = self.folder / "checkpoint.safetensors"
+        path = self.folder / CHECKPOINT
         if not path.is_file():
             return
         tensors = load_checkpoint(path, self.objective.model)

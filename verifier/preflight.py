@@ -25,7 +25,7 @@ def check_target(target: TargetConfig) -> str:
         ModelError: the model is missing, truncated, or not in the cache yet.
         ConfigError: it cannot be run as configured.
     """
-    resolved = models.resolve(target.model, target.dtype)
+    resolved = models.resolve_target(target.model, target.dtype)
     if not os.path.isdir(resolved):
         return resolved  # a hub id: vLLM fetches it
     config = models.read_config(resolved)

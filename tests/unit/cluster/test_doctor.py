@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.cards import CARD_FILE, Card, card_text
 from paceline.cluster import config_checks, doctor, launch, machine_checks
 from paceline.cluster.config import PacelineConfig
 from paceline.cluster.config_checks import check_config
@@ -265,3 +266,15 @@ def test_nothing_that_fails_is_exit_code_zero(
     assert launch.main(["doctor"]) == 0
     assert launch.main(["doctor", "--self-test"]) == 2
     assert "name its configuration with --config" in capsys.readouterr().err
+
+
+def test_a_draft_for_another_target_is_a_warning(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "draft"
+    shutil.copytree(tiny, path)
+    card = Card(
+        name="draft", target="somebody/other", method="draft_model", num_speculative_tokens=4
+    )
+    (path / CARD_FILE).write_text(card_text({}, card, ""))
+    found = findings(tiny, drafters=[draft(model=str(path))])["drafter d"]
+    assert found.level == "warn"
+    assert "was trained for somebody/other, and the target is" in found.text

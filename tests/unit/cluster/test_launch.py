@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import __version__, models
+from paceline import __version__, models, shipped
+from paceline.cards import CARD_FILE, Card, card_text
 from paceline.cluster import launch, models_command
 from paceline.cluster.inputs import Prompt
 from paceline.cluster.resume import fingerprint
@@ -229,6 +230,31 @@ def test_models_list_needs_nothing(
     assert launch.main(["models", "list"]) == 0
     out = capsys.readouterr().out
     assert all(alias in out for alias in models.ALIASES)
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "models")
+    assert launch.main(["models", "list"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == shipped.NO_FOLDER
+
+
+def test_models_list_shows_the_shipped_drafts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    folder = tmp_path / "models" / "tiny-mtp"
+    folder.mkdir(parents=True)
+    card = Card(
+        name="tiny-mtp",
+        target="tiny",
+        method="mtp",
+        num_speculative_tokens=2,
+        mean_acceptance_length=1.987,
+    )
+    (folder / CARD_FILE).write_text(card_text({}, card, "x" * 60_000))
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "models")
+    assert launch.main(["models", "list"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("tiny-mtp ") and " mtp " in line
+    assert "for tiny, 0.1 MB, 1.99 tokens a pass" in line
+    assert "holds no config.json" in line
 
 
 @pytest.mark.parametrize(

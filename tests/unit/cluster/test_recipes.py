@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import models
+from paceline import models, shipped
 from paceline.cluster.config import load_config
 
 FOLDER = Path(__file__).resolve().parents[3] / "ray_configs"
@@ -30,4 +30,5 @@ def test_a_recipe_names_no_folder_of_somebody_s(path: Path) -> None:
     config = load_config(path)
     named = [config.target.model, *(d.model for d in config.drafters if d.model)]
     assert not [name for name in named if name.startswith(("/", "~", "."))]
-    assert not [name for name in named if "/" not in name and name not in models.ALIASES]
+    aliases = {*models.ALIASES, *(draft.alias for draft in shipped.list_drafts())}
+    assert not [name for name in named if "/" not in name and name not in aliases]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.cards import CARD_FILE, Card, card_text
 from paceline.drafter.build import build_draft_model
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.ngram import NgramDrafter
-from paceline.drafter.preflight import check_drafter
+from paceline.drafter.preflight import check_drafter, other_target
 from paceline.errors import ConfigError, ModelError
 
 
@@ -88,3 +90,48 @@ def test_a_scripted_draft_needs_answers() -> None:
         check_drafter(DrafterConfig(name="s", method="scripted"), "org/target", "float32")
     with_answers = DrafterConfig(name="s", method="scripted", scripted_answers="a.jsonl")
     check_drafter(with_answers, "org/target", "float32")
+
+
+def with_card(path: Path, **changes: Any) -> Path:
+    values: dict[str, Any] = {
+        "name": path.name,
+        "target": "somebody/Target-1B",
+        "method": "draft_model",
+        "num_speculative_tokens": 4,
+    }
+    card = Card(**values | changes)
+    (path / CARD_FILE).write_text(card_text({}, card, ""))
+    return path
+
+
+def test_another_method_than_the_card_s_is_refused(target: Path, tmp_path: Path) -> None:
+    path = with_card(folder(tmp_path / "d"))
+    check_drafter(draft(path), str(target), "float32")
+    with_card(path, method="eagle3")
+    with pytest.raises(ConfigError, match=r"^drafter d: method is draft_model, .* for eagle3; "):
+        check_drafter(draft(path), str(target), "float32")
+
+
+@pytest.mark.parametrize(
+    ("trained_for", "name", "resolved", "other"),
+    [
+        ("somebody/Target-1B", "somebody/Target-1B", "somebody/Target-1B", ""),
+        ("somebody/Target-1B", "/m/Target-1B", "/m/Target-1B", ""),
+        ("somebody/Target-1B", "somebody/Target-2B", "somebody/Target-2B", "somebody/Target-1B"),
+        ("smollm2-135m-instruct", "smollm2-135m-instruct", "/c/smollm2-135m-instruct-float32", ""),
+        ("smollm2-135m-instruct", "m", "/c/smollm2-135m-instruct-float32", ""),
+        ("smollm2-135m-instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "x", ""),
+        ("smollm2-135m-instruct", "./SmolLM2-135M-Instruct", "/m/SmolLM2-135M-Instruct", ""),
+        ("smollm2-135m-instruct", "/m/large", "/m/large", "smollm2-135m-instruct"),
+    ],
+)
+def test_a_draft_for_another_target_is_told(
+    tmp_path: Path, trained_for: str, name: str, resolved: str, other: str
+) -> None:
+    config = draft(with_card(folder(tmp_path / "d"), target=trained_for))
+    assert other_target(config, name, resolved, "float32") == other
+
+
+def test_a_draft_without_a_card_is_for_any_target(tmp_path: Path) -> None:
+    assert other_target(draft(folder(tmp_path / "d")), "t", "t", "float32") == ""
+    assert other_target(DrafterConfig(name="n", method="ngram"), "t", "t", "float32") == ""

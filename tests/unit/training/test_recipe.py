@@ -48,6 +48,11 @@ def test_every_recipe_loads(path: Path) -> None:
         ({"drafts": [{"name": "a", "method": "mtp", "num_layers": 0}]}, "num_layers is 0"),
         ({"drafts": [{"name": "a", "method": "causal_lm"}]}, "needs at least 2"),
         ({"drafts": [{"name": "a", "method": "mtp"}] * 2}, "two drafts have the name 'a'"),
+        ({"evaluation": {"num_prompts": 0}}, "num_prompts is 0"),
+        ({"evaluation": {"max_tokens": 1025}}, "max_tokens is 1025, it is 1024 at the most"),
+        ({"evaluation": {"num_speculative_tokens": 0}}, "num_speculative_tokens is 0"),
+        ({"evaluation": {"temperatures": [0, 3]}}, r"temperatures has 3\.0"),
+        ({"evaluation": {"files": ["a/x.jsonl", "b/x.jsonl"]}}, "two held-out files .* 'x'"),
     ],
 )
 def test_what_is_refused(changed: dict[str, Any], sentence: str) -> None:
@@ -62,6 +67,7 @@ def test_what_is_refused(changed: dict[str, Any], sentence: str) -> None:
         "prompts: {sources: [{file: none.jsonl}]}",
         "prompts: {sources: [{dataset: a}], held_out: [none.jsonl]}",
         "prompts: {sources: [{dataset: a}]}\nmore_answers: [none.jsonl]",
+        "prompts: {sources: [{dataset: a}]}\nevaluation: {files: [none.jsonl]}",
     ],
 )
 def test_files_that_are_missing_are_named_at_once(tmp_path: Path, lines: str) -> None:
@@ -69,6 +75,16 @@ def test_files_that_are_missing_are_named_at_once(tmp_path: Path, lines: str) ->
     path.write_text(f"target: t\nfolder: f\n{lines}\n")
     with pytest.raises(ConfigError, match=r"names none\.jsonl, which does not exist"):
         load_recipe(path)
+
+
+def test_drafts_are_measured_on_the_held_out_prompts_unless_others_are_named() -> None:
+    prompts = {**MINIMAL["prompts"], "held_out": ["a.jsonl", "b.jsonl"]}
+    recipe = parse({**MINIMAL, "prompts": prompts}, Recipe, "here")
+    assert recipe.evaluation_files == [Path("a.jsonl"), Path("b.jsonl")]
+    evaluation = {"files": ["c.jsonl"], "temperatures": [0.0]}
+    recipe = parse({**MINIMAL, "prompts": prompts, "evaluation": evaluation}, Recipe, "here")
+    assert recipe.evaluation_files == [Path("c.jsonl")]
+    assert recipe.evaluation.temperatures == (0.0,)
 
 
 def test_default_layers_are_those_of_eagle3() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import shipped
 from paceline.errors import ConfigError, ModelError
 from paceline.verifier.config import TargetConfig
 from paceline.verifier.environment import MODEL_RUNNER, engine_environment
@@ -121,3 +122,11 @@ def test_the_users_choice_of_model_runner_goes_along(
     else:
         monkeypatch.setenv(MODEL_RUNNER, chosen)
     assert engine_environment(TargetConfig(model="m"), "/run").get(MODEL_RUNNER) == chosen
+
+
+def test_a_shipped_draft_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "models" / "tiny-draft").mkdir(parents=True)
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "models")
+    with pytest.raises(ModelError, match="the target tiny-draft is a draft"):
+        check_target(TargetConfig(model="tiny-draft"))
