@@ -148,7 +148,7 @@ def test_how_it_is_used(
 ) -> None:
     served = {"draft_model": ""}
     monkeypatch.setattr("paceline.training.card.METHODS", served)
-    card = text(recipe(drafts=[{"name": "d", "method": method}]), [])
+    card = text(recipe(drafts=[{"name": "d", "method": method, "num_layers": 2}]), [])
     assert ours in card
     assert theirs in card
 

@@ -37,7 +37,7 @@ def recipe(folder: Path, *methods: str, **changes: Any) -> Recipe:
         "folder": str(folder),
         "prompts": {"sources": [{"dataset": "org/q"}], "held_out": ["a/chat.jsonl"]},
         "drafts": [
-            {"name": f"d-{method}", "method": method, "num_speculative_tokens": 3}
+            {"name": f"d-{method}", "method": method, "num_layers": 2, "num_speculative_tokens": 3}
             for method in methods
         ],
     }

@@ -41,6 +41,8 @@ def test_drafts_start_from_a_target_that_is_a_little_more_than_a_llama(tmp_path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from paceline.training.autoregressive import Eagle3, Mtp
+    from paceline.training.corpus import collate
+    from paceline.training.states import States
 
     config = Qwen3Config(
         vocab_size=64,
@@ -54,10 +56,11 @@ def test_drafts_start_from_a_target_that_is_a_little_more_than_a_llama(tmp_path:
     Qwen3ForCausalLM(config).save_pretrained(tmp_path)
     target = Target(tmp_path)
     assert "self_attn.q_norm.weight" in target.layer(1)
-    aux = torch.ones(4, 3 * 32)
+    tokens = torch.arange(20) % 7
+    states = States(tokens, 3, True, torch.randn(20, 3 * 32), torch.randn(20, 32))
     eagle3 = Eagle3(target.shape, target.embedding, 3, 2)
     mtp = Mtp(target.shape, target.embedding, target.norm)
     for draft, layer in ((eagle3, eagle3.layers[1]), (mtp, mtp.layers[0])):
-        draft.start_from(target, aux)
+        draft.start_from(target, [collate([states])])
         up = layer.get_parameter("mlp.up_proj.weight")
         assert up.equal(target.layer(1)["mlp.up_proj.weight"].float())
