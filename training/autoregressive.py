@@ -20,14 +20,30 @@ import torch
 from torch import Tensor, nn
 
 from paceline.training.corpus import Batch
-from paceline.training.head_start import constant_direction, own_row, regress, unit
+from paceline.training import lookup_start
+from paceline.training.head_start import (
+    CODE_SIZE,
+    GAIN,
+    constant_direction,
+    next_state,
+    spare_directions,
+    start_layer,
+    take,
+    through,
+    unit,
+    with_ridge,
+)
 from paceline.training.layers import DecoderLayer, Memory, RMSNorm, Rotary
 from paceline.training.target import Shape, Target
 
-SMALL = 0.1
-"""What the outputs of layers are multiplied with that start as the target's, in another place."""
-NUM_OWN_ROW = 2
-"""Heads through which the embedding comes in: each has ``head_dim`` of its directions."""
+NUM_CODED = 10
+"""Batches from which codes are computed."""
+EAGLE3_COPY = 12.0
+"""Logit that the look-ups add together for what they found."""
+MTP_COPY = 6.0
+"""Less: the final state knows its own token less well."""
+COPY_ROOM = 80.0
+"""Of a value's room, what copying a token gets against the regression."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -118,11 +134,6 @@ class Autoregressive(nn.Module):
             yield Step(index, columns, rows, valid & (rows + 2 + index < ends), output)
 
 
-def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Returns the given rows of each sequence.  # [batch, rows, hidden]"""
-    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
-
-
 def sample(valid: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
     """Returns the columns of a random sample of each sequence's valid rows."""
     score = torch.rand(valid.shape, generator=generator).to(valid.device)
@@ -169,59 +180,62 @@ class Eagle3(Autoregressive):
     def end(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, self.norm(x)
 
+    def normed(self, batch: Batch) -> Tensor:
+        """Returns what ``fc`` gets as long as no norm has learned.  # [batch, length, A * hidden]"""
+        return torch.cat([unit(part) for part in batch.aux.chunk(len(self.fc_norm), -1)], -1)
+
     @torch.no_grad()
     def start_from(self, target: Target, samples: Iterable[Batch]) -> None:
-        """Starts as the linear regression of the target's next state, see ``head_start``.
+        """Starts as the linear regression of the target's next state, with a look-up beside it.
 
-        The auxiliary states come in through ``fc``; the embedding through the first layer's
-        attention, of which some heads see their own row only. All other parts are the target's last
-        layers, whose outputs are made small.
+        The auxiliary states come in through ``fc``, and so does the code of their token, in
+        directions that are spared for it. The embedding comes in through the first layer's
+        attention, as far as its values have room.
         """
-        size, width = self.shape.hidden_size, self.shape.head_dim
+        size, attention = self.shape.hidden_size, cast(FirstLayer, self.layers[0]).self_attn
         samples = list(samples)
 
         def features(batch: Batch) -> Tensor:
-            aux = take(batch.aux, batch.rows)
-            parts = torch.cat([unit(part) for part in aux.chunk(len(self.fc_norm), -1)], -1)
-            return torch.cat([parts, unit(self.embed(batch.tokens.gather(1, batch.rows + 1)))], -1)
+            embeds = self.embed(batch.tokens.gather(1, batch.rows + 1))
+            return torch.cat([take(self.normed(batch), batch.rows), unit(embeds)], -1)
 
-        best = regress(samples, features, lambda batch: take(batch.final, batch.rows + 1))
-        # The last norm multiplies by its weight; the length before it is free.
-        best = best / target.norm.float()
-        inputs = torch.cat([features(batch)[batch.valid] for batch in samples[:4]])
-        best = best / (inputs @ best).pow(2).mean().sqrt()
-        start = len(best) - size
-        self.fc.weight.copy_(best[:start].T)
-
-        first = target.num_layers - len(self.layers)
+        best, inputs = next_state(target, samples, features)
+        of_states, of_embedding = best[:-size], best[-size:]
+        states, embeds = inputs[:, :-size], inputs[:, -size:]
+        code = lookup_start.codes(
+            samples[:NUM_CODED], self.normed, target.embedding, attention.head_dim
+        )
+        spare = spare_directions(target, inputs @ best, attention.head_dim)
+        fc = of_states - of_states @ spare @ spare.T + CODE_SIZE * code.of_state @ spare.T
+        self.fc.weight.copy_(fc.T)
         for index, layer in enumerate(cast(DecoderLayer, one) for one in self.layers):
-            tensors = {name: value.float() for name, value in target.layer(first + index).items()}
-            if index == 0:
-                tensors["hidden_norm.weight"] = tensors.pop("input_layernorm.weight")
-                for name in ("q_proj", "k_proj", "v_proj"):
-                    weight = tensors[f"self_attn.{name}.weight"]
-                    beside = torch.randn_like(weight) * 0.02
-                    tensors[f"self_attn.{name}.weight"] = torch.cat([beside, weight], -1)
-                tensors["input_layernorm.weight"] = torch.ones(size)
-            _start_layer(layer, tensors)
-            layer.self_attn.o_proj.weight.mul_(SMALL)
-            layer.mlp.down_proj.weight.mul_(SMALL)
-        attention = cast(DecoderLayer, self.layers[0]).self_attn
-        group = attention.num_heads // attention.num_kv_heads
-        heads = [index * group for index in range(attention.num_kv_heads)][:NUM_OWN_ROW]
-        norm = cast(FirstLayer, self.layers[0]).hidden_norm.weight
-        hidden = unit(inputs[:, :start] @ best[:start]) * norm
-        seen = torch.cat([inputs[:, start:], hidden], -1)
-        own_row(attention, self.rotary.frequencies, heads, constant_direction(seen))
-        left, strength, right = torch.linalg.svd(best[start:], full_matrices=False)
-        for number, head in enumerate(heads):
-            part = slice(number * width, (number + 1) * width)
-            values = slice(head // group * width, (head // group + 1) * width)
-            attention.v_proj.weight[values] = 0.0
-            attention.v_proj.weight[values, :size] = (left[:, part] * strength[part].sqrt()).T
-            out = right[part] * strength[part].sqrt()[:, None]
-            attention.o_proj.weight[:, head * width : (head + 1) * width] = out.T
-        self.norm.weight.copy_(target.norm)
+            start_layer(layer, target, target.num_layers - len(self.layers) + index)
+        nn.init.ones_(cast(DecoderLayer, self.layers[0]).input_layernorm.weight)
+        hidden = states @ fc
+        length = hidden.pow(2).mean().sqrt()
+        constant = constant_direction(torch.cat([embeds, unit(hidden)], -1))
+        none = torch.zeros(size, attention.head_dim)
+        copying = lookup_start.copying(target, samples)
+        found = EAGLE3_COPY / GAIN * copying
+        own = of_embedding - found
+        # Values whose usual size is 1 hold most of what both need.
+        square = torch.linalg.cholesky(with_ridge(embeds.T @ embeds / len(embeds), 1e-3)).T
+        both = torch.cat([of_embedding, COPY_ROOM * copying], -1)
+        num_values = attention.num_kv_heads * attention.head_dim
+        left = torch.linalg.svd(square @ both, full_matrices=False)[0][:, :num_values]
+        values = torch.linalg.solve(square, left)
+        parts = (attention.num_kv_heads, attention.head_dim, size)
+        lookup_start.look_up(
+            attention,
+            query=torch.cat([code.of_embedding, none]) - constant[:, None] * code.mean,
+            key=torch.cat([none, spare * length / CODE_SIZE]),
+            constant=constant,
+            values=torch.cat([values, torch.zeros_like(values)]).T.unflatten(0, parts[:2]).mT,
+            own=through(values, embeds, own).view(parts),
+            found=through(values, embeds, found).view(parts),
+            generator=torch.Generator().manual_seed(0),
+        )
+        self.norm.weight.copy_(target.norm * GAIN)
 
 
 class Mtp(Autoregressive):
@@ -264,29 +278,49 @@ class Mtp(Autoregressive):
 
     @torch.no_grad()
     def start_from(self, target: Target, samples: Iterable[Batch]) -> None:
-        """Starts as the linear regression of the target's next state, see ``head_start``, with the
-        target's last layer behind it, whose outputs are made small."""
+        """Starts as the linear regression of the target's next state, with a look-up beside it.
+
+        Both are in ``input_proj``, and so are the codes of the state's and the embedding's token,
+        in directions that are spared for them.
+        """
+        size, attention = self.shape.hidden_size, cast(DecoderLayer, self.layers[0]).self_attn
+        samples = list(samples)
+
+        def states(batch: Batch) -> Tensor:
+            return unit(self.conditions(batch))
 
         def features(batch: Batch) -> Tensor:
-            state = unit(take(self.conditions(batch), batch.rows))
-            return torch.cat([state, unit(self.embed(batch.tokens.gather(1, batch.rows + 1)))], -1)
+            embeds = self.embed(batch.tokens.gather(1, batch.rows + 1))
+            return torch.cat([take(states(batch), batch.rows), unit(embeds)], -1)
 
-        samples = list(samples)
-        best = regress(samples, features, lambda batch: take(batch.final, batch.rows + 1))
-        best = best / target.norm.float()
-        inputs = torch.cat([features(batch)[batch.valid] for batch in samples[:4]])
-        best = best / (inputs @ best).pow(2).mean().sqrt()
+        best, inputs = next_state(target, samples, features)
+        embeds = inputs[:, size:]
+        width = attention.head_dim
+        code = lookup_start.codes(samples[:NUM_CODED], states, target.embedding, width)
+        spare = spare_directions(target, inputs @ best, 2 * width)
+        of_state, of_embedding = spare[:, :width], spare[:, width:]
+        found = MTP_COPY / GAIN * lookup_start.copying(target, samples)
+        found = through(code.of_embedding, embeds, found)
+        best[size:] -= code.of_embedding @ found
+        best -= best @ spare @ spare.T
+        best[:size] += CODE_SIZE * code.of_state @ of_state.T
+        best[size:] += CODE_SIZE * code.of_embedding @ of_embedding.T
         self.input_proj.weight.copy_(best.T)
         layer = cast(DecoderLayer, self.layers[0])
-        tensors = target.layer(target.num_layers - 1)
-        _start_layer(layer, tensors)
-        layer.self_attn.o_proj.weight.mul_(SMALL)
-        layer.mlp.down_proj.weight.mul_(SMALL)
-        self.final_layernorm.weight.copy_(target.norm)
-
-
-def _start_layer(layer: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Loads a target's layer. What it has beside a Llama's, like Qwen3's norms of queries and keys,
-    is left out: it is only a start."""
-    known = layer.state_dict().keys()
-    layer.load_state_dict({name: value.float() for name, value in tensors.items() if name in known})
+        start_layer(layer, target, target.num_layers - 1)
+        nn.init.ones_(layer.input_layernorm.weight)
+        x = inputs @ best
+        scale = x.pow(2).mean().sqrt() / CODE_SIZE
+        constant = constant_direction(unit(x))
+        parts = (attention.num_kv_heads, -1, -1)
+        lookup_start.look_up(
+            attention,
+            query=of_embedding * scale - constant[:, None] * code.mean,
+            key=of_state * scale,
+            constant=constant,
+            values=(of_embedding * scale).expand(parts),
+            own=torch.zeros_like(found).expand(parts),
+            found=(found / attention.num_kv_heads).expand(parts),
+            generator=torch.Generator().manual_seed(0),
+        )
+        self.final_layernorm.weight.copy_(target.norm * GAIN)

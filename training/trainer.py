@@ -110,6 +110,8 @@ class Trainer:
         self._load()
         if self.done >= 1.0:
             return
+        if not self.state.rows:
+            self.validate()
         started, reported, validated = time.monotonic(), time.monotonic(), time.monotonic()
         spent = self.state.seconds
         recent: list[tuple[float, list[float]]] = []
