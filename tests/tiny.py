@@ -14,6 +14,7 @@ def make_tiny_llama(
     *,
     num_heads: int = 4,
     vocab_size: int = VOCAB_SIZE,
+    hidden_size: int = 64,
     # Larger than the usual 0.02: logits far enough apart that no greedy choice is a tie.
     spread: float = 0.3,
     eos_token_id: int | None = None,
@@ -25,7 +26,7 @@ def make_tiny_llama(
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=64,
+        hidden_size=hidden_size,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=num_heads,

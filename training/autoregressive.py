@@ -19,8 +19,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from paceline.training.corpus import Batch
 from paceline.training import lookup_start
+from paceline.training.corpus import Batch
 from paceline.training.head_start import (
     CODE_SIZE,
     GAIN,
@@ -181,7 +181,7 @@ class Eagle3(Autoregressive):
         return x, self.norm(x)
 
     def normed(self, batch: Batch) -> Tensor:
-        """Returns what ``fc`` gets as long as no norm has learned.  # [batch, length, A * hidden]"""
+        """Returns what ``fc`` gets before its norms have learned.  # [batch, length, A * hidden]"""
         return torch.cat([unit(part) for part in batch.aux.chunk(len(self.fc_norm), -1)], -1)
 
     @torch.no_grad()
@@ -230,7 +230,7 @@ class Eagle3(Autoregressive):
             query=torch.cat([code.of_embedding, none]) - constant[:, None] * code.mean,
             key=torch.cat([none, spare * length / CODE_SIZE]),
             constant=constant,
-            values=torch.cat([values, torch.zeros_like(values)]).T.unflatten(0, parts[:2]).mT,
+            values=torch.cat([values, torch.zeros_like(values)]).T.reshape(*parts[:2], -1).mT,
             own=through(values, embeds, own).view(parts),
             found=through(values, embeds, found).view(parts),
             generator=torch.Generator().manual_seed(0),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.training.autoregressive import Autoregressive, Eagle3, Mtp, take
+from paceline.training import autoregressive
+from paceline.training.autoregressive import Autoregressive, Eagle3, Mtp
 from paceline.training.corpus import Batch, collate
+from paceline.training.head_start import take
 from paceline.training.layers import Attention, DecoderLayer
 from paceline.training.objective import AutoregressiveObjective, Rounds, Vocabulary
 from paceline.training.target import Target
@@ -152,3 +157,34 @@ def test_rounds_begin_behind_what_the_one_before_committed() -> None:
     # The first: rows 0 (2 accepted), 3 (1), 5 (3). The second: rows 0 and 1, with none.
     assert (rounds.rounds, rounds.accepted) == (5, [3, 2, 1])
     assert rounds.mean_acceptance_length == 1 + 6 / 5
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_an_untrained_head_repeats_what_it_has_seen(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target(tmp_path, hidden_size=256)
+    states = [
+        # A target that is sure of the text, and whose states tell of their own token.
+        msgspec.structs.replace(
+            one, final=target.head[one.tokens.roll(-1)] + target.embedding[one.tokens]
+        )
+        for one in tiny_states(target, 300, prompt=12, answer=24, period=12, num_tokens=24)
+    ]
+
+    def share_of_right(copy_logit: float) -> float:
+        monkeypatch.setattr(autoregressive, "EAGLE3_COPY", copy_logit)
+        monkeypatch.setattr(autoregressive, "MTP_COPY", copy_logit)
+        model: Eagle3 | Mtp
+        if kind == "eagle3":
+            model = Eagle3(target.shape, target.embedding, len(LAYERS))
+        else:
+            model = Mtp(target.shape, target.embedding, target.norm)
+        model.start_from(target, [collate(states[at : at + 8]) for at in range(0, 280, 8)])
+        vocabulary = Vocabulary(torch.arange(VOCAB_SIZE), target.head)
+        right = AutoregressiveObjective(model, vocabulary).right(collate(states[280:]), 1)
+        # The first row that can know begins at the prompt's last token but one.
+        return float(right[:, 1:20].float().mean())
+
+    assert share_of_right(0.01) < 0.2
+    assert share_of_right(30.0) > 0.8
