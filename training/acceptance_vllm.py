@@ -158,10 +158,7 @@ def run(
     """Completes all prompts, given as tokens, and adds up their passes."""
     from vllm import SamplingParams
 
-    sampling = [
-        SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=number)
-        for number in range(len(prompts))
-    ]
+    sampling = [SamplingParams(temperature=temperature, max_tokens=max_tokens) for _ in prompts]
     inputs = [{"prompt_token_ids": ids} for ids in prompts]
     total = Counts.none(k)
     for output in engine.generate(inputs, sampling, use_tqdm=sys.stderr.isatty()):

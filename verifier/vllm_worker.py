@@ -60,6 +60,8 @@ class PipelineWorker(BaseWorker):
 class _V1Hooks(V1Runner):
     """V1 reads the drafts in the scheduler's output: nothing has to be brought in."""
 
+    _states_before: dict[int, torch.Tensor] = {}
+
     def check_and_prepare(self) -> None:
         pass
 
@@ -74,7 +76,31 @@ class _V1Hooks(V1Runner):
             # has no rows to take a maximum of, and raises (topk_topp_sampler.py,
             # apply_top_k_only), which ends the engine. The ordinary sampler gives the same tokens.
             spec_decode_metadata = None
+        self._states_before = self._states_of_unfinished_prompts()
         return super()._sample(logits, spec_decode_metadata)
+
+    def _states_of_unfinished_prompts(self) -> dict[int, torch.Tensor]:
+        """By row, the state of a seeded request's generator before a sample that is thrown away."""
+        unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
+        generators = self.input_batch.generators
+        rows = [int(row) for row in unfinished if int(row) in generators]
+        return {row: generators[row].get_state() for row in rows if _is_on_cpu(generators[row])}
+
+    def _bookkeeping_sync(self, *arguments: Any, **named: Any) -> Any:
+        # vLLM takes that sample back by a step back in the generator's offset, which a generator
+        # of a CPU does not have: it raises, and the engine ends.
+        generators = self.input_batch.generators
+        for row, state in self._states_before.items():
+            generators[row].set_state(state)
+        self.input_batch.generators = {
+            row: generator
+            for row, generator in generators.items()
+            if row not in self._states_before
+        }
+        try:
+            return super()._bookkeeping_sync(*arguments, **named)
+        finally:
+            self.input_batch.generators = generators
 
     def propose_draft_token_ids(
         self, scheduler_output: SchedulerOutput, sampled_token_ids: Any, *_: Any, **__: Any
@@ -83,6 +109,10 @@ class _V1Hooks(V1Runner):
 
     def take_draft_token_ids(self) -> None:
         return None
+
+
+def _is_on_cpu(generator: torch.Generator) -> bool:
+    return generator.device.type == "cpu"
 
 
 class _V2Hooks(V2Runner):

@@ -109,6 +109,15 @@ def test_chunked_prefill_preemption_and_prefix_hits(engine: EngineHost, plain: E
         assert any(view["usage"]["cached_tokens"] for view in views)
 
 
+def test_a_seeded_sample_behind_a_prompt_in_chunks(engine: EngineHost, plain: EngineHost) -> None:
+    """Each chunk samples a token that is thrown away: the next one is as if it had not been."""
+    wanted = [prompt(60, 120, 20, temperature=1.0, seed=5), prompt(61, 100, 20)]
+    expected = plain.generate(wanted, concurrency=1)
+    with FakeDrafter(engine.control, fuzzy(oracle_of([])), k=K):
+        results = engine.generate(wanted, concurrency=2)
+    assert [r["token_ids"] for r in results] == [r["token_ids"] for r in expected]
+
+
 def test_aborts_at_every_stage_leave_the_engine_as_it_was(
     engine: EngineHost, plain: EngineHost
 ) -> None:
