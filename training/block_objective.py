@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from paceline.training.autoregressive import sample
 from paceline.training.block import DFlash, DSpark
-from paceline.training.corpus import Batch
 from paceline.training.block_loss import block_loss
+from paceline.training.corpus import Batch
 from paceline.training.objective import Loss, Vocabulary, target_probabilities
 
 
