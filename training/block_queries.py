@@ -22,6 +22,9 @@ BEHIND = (0.0, 2 / 32)
 RECENT = (2 / 32, 10 / 32)
 CONTEXT = (24 / 32, 26 / 32)
 ANCHOR = (26 / 32, 1.0)
+NUM_FIRST = 2
+"""Slots that may draft otherwise than those behind them."""
+NUM_KINDS = 2 + 2 * NUM_FIRST
 QUERY_SIZE, KEY_SIZE = 4.0, 1.2
 MATRIX = 4.0
 """Size of what the norms then bring to theirs: with it, these matrices learn as fast as others."""
@@ -56,7 +59,7 @@ def start_queries(
         + torch.outer(_pattern(still, BEHIND), other)
     )
     kinds = [recent, anchors]
-    for slot in range(2):
+    for slot in range(NUM_FIRST):
         # From here on this one wins: a mask that is as far behind as none of the first slots has.
         behind = _pattern(-(first_slot + slot) * frequencies, BEHIND)
         kinds += [7.0 * recent + 2.5 * sort + 14.0 * behind, 6.6 * anchors + 14.0 * behind]

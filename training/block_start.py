@@ -11,7 +11,7 @@ which at first add nothing. See also ``head_start``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -41,7 +41,8 @@ and learn as fast."""
 @torch.no_grad()
 def start(model: DFlash, target: Target, samples: Iterable[Batch]) -> None:
     """Sets the weights of a model from some batches."""
-    samples = list(samples)
+    rest = iter(samples)
+    few = list(islice(rest, NUM_ATTENDED))
     layers = [layer for layer in model.layers if isinstance(layer, BlockLayer)]
     for index, layer in enumerate(layers):
         _start_layer(layer, target.layer(target.num_layers - len(layers) + index))
@@ -49,12 +50,12 @@ def start(model: DFlash, target: Target, samples: Iterable[Batch]) -> None:
     model.hidden_norm.weight.fill_(1.0)
     layers[0].input_layernorm.weight.fill_(1.0)
     attention = layers[0].self_attn
-    _start_values(model, attention, target, samples)
-    states = torch.cat([_states(model, batch) for batch in samples[:2]])
-    tokens = torch.cat([_anchors(model, batch) for batch in samples[:2]])
+    _start_values(model, attention, target, few, rest)
+    states = torch.cat([_states(model, batch) for batch in few[:2]])
+    tokens = torch.cat([_anchors(model, batch) for batch in few[:2]])
     mask = unit(model.embedding[model.mask_token])
     start_queries(attention, model.rotary.frequencies, states, tokens, mask, model.first_slot)
-    _start_outputs(model, attention, target, samples[:NUM_ATTENDED])
+    _start_outputs(model, attention, target, few)
     if isinstance(model, DSpark):
         _start_markov(model)
 
@@ -90,11 +91,11 @@ def _aims(batch: Batch, step: int, norm: Tensor) -> Tensor:
 
 
 def _start_values(
-    model: DFlash, attention: Attention, target: Target, samples: list[Batch]
+    model: DFlash, attention: Attention, target: Target, few: list[Batch], rest: Iterable[Batch]
 ) -> None:
     """Sets ``fc`` and the values, which take the best directions of the context and of anchors."""
     size, norm = model.shape.hidden_size, target.norm.float()
-    aux = torch.cat([take(batch.aux, batch.rows)[batch.valid] for batch in samples[:4]]).float()
+    aux = torch.cat([take(batch.aux, batch.rows)[batch.valid] for batch in few[:4]]).float()
     scales = aux.view(len(aux), -1, size).pow(2).mean(-1).sqrt().median(0).values
     model.aux_scale.copy_((1.0 / scales).repeat_interleave(size))
 
@@ -106,7 +107,7 @@ def _start_values(
         parts = [_aims(batch, step, norm) * DECAY**step for step in range(NUM_TOKENS)]
         return torch.cat(parts, -1)
 
-    best = regress(samples, features, aims)
+    best = regress(chain(few, rest), features, aims)
     width = aux.shape[1]
     inputs = aux * model.aux_scale
     foretold = inputs @ best[:width]

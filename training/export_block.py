@@ -33,7 +33,7 @@ def export(
     """
     tensors = _tensors(model, vocabulary)
     config = {
-        **llama_config(target, target.shape),
+        **llama_config(target, model.shape),
         "model_type": "qwen3",
         "num_hidden_layers": len(model.layers),
     }

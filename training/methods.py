@@ -13,6 +13,7 @@ from paceline.training import block_start, causal_start, export, export_block, e
 from paceline.training.autoregressive import Autoregressive, Eagle3, Mtp
 from paceline.training.block import DFlash, DSpark
 from paceline.training.block_objective import BlockObjective
+from paceline.training.block_queries import NUM_KINDS
 from paceline.training.causal_lm import CausalLM, CausalLMObjective
 from paceline.training.corpus import Batch, Corpus
 from paceline.training.objective import AutoregressiveObjective, Vocabulary
@@ -95,19 +96,16 @@ def _block(
     corpus: Corpus | None,
     seed: int,
 ) -> Made:
-    mask = mask_token(target, vocabulary)
+    # Each key head has a query head of every kind that a draft starts with.
+    shape = msgspec.structs.replace(
+        target.shape, num_attention_heads=NUM_KINDS * target.shape.num_key_value_heads
+    )
+    sizes = (shape, target.embedding, len(layers), mask_token(target, vocabulary))
     model: DFlash
     if draft.method == "dflash":
-        model = DFlash(target.shape, target.embedding, len(layers), mask, draft.num_layers)
+        model = DFlash(*sizes, draft.num_layers)
     else:
-        model = DSpark(
-            target.shape,
-            target.embedding,
-            len(layers),
-            mask,
-            len(vocabulary.ids),
-            draft.num_layers,
-        )
+        model = DSpark(*sizes, len(vocabulary.ids), draft.num_layers)
     if corpus is not None:
         block_start.start(model, target, _samples(corpus))
     max_tokens = max(draft.num_speculative_tokens, draft.block_size - model.first_slot)

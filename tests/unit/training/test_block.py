@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from paceline.training.block import BlockLayer, DFlash, DSpark
 from paceline.training.block_objective import BlockObjective
-from paceline.training.block_start import start_attention
+from paceline.training.block_queries import start_queries
+from paceline.training.block_start import start
 from paceline.training.corpus import Batch, collate
 from paceline.training.layers import Attention, Rotary, rotate
 from paceline.training.objective import Vocabulary
@@ -188,7 +189,7 @@ def test_padding_changes_nothing(kind: str, target: Target) -> None:
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 def test_the_loss_falls(kind: str, target: Target, batch: Batch) -> None:
     model = make(kind, target)
-    model.start_from(target, batch.aux.flatten(0, 1))
+    start(model, target, [batch])
     objective = BlockObjective(model, Vocabulary(IDS, target.head), share=1.0)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     losses = []
@@ -201,21 +202,43 @@ def test_the_loss_falls(kind: str, target: Target, batch: Batch) -> None:
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
 
 
-def test_a_mask_starts_by_reading_the_last_row_and_the_anchor(target: Target) -> None:
-    # The pattern needs heads of many dimensions: those of SmolLM2.
+def test_slots_start_by_reading_what_is_theirs(target: Target) -> None:
+    # The patterns need heads of many dimensions, and one head of each kind.
     torch.manual_seed(0)
     shape = msgspec.structs.replace(
-        target.shape, hidden_size=192, num_attention_heads=9, num_key_value_heads=3, head_dim=64
+        target.shape, hidden_size=192, num_attention_heads=6, num_key_value_heads=1, head_dim=64
     )
-    attention = Attention(shape, 192, qk_norm=True)
-    states, embeds = torch.randn(400, 192) + 1.0, torch.randn(400, 192) - 1.0
+    attention, rotary = Attention(shape, 192, qk_norm=True), Rotary(shape)
+    states, tokens = 0.5 * torch.randn(400, 192) + 2.0, 0.5 * torch.randn(400, 192) - 2.0
     mask = torch.randn(192)
+    row, anchor, masks = slice(37, 40), slice(40, 41), slice(41, 45)
     with torch.no_grad():
-        start_attention(attention, states, embeds, mask, torch.ones(192))
-        rotary = Rotary(shape)
-        inputs = torch.cat([states[:40], embeds[:1], mask.expand(3, -1)])
-        k, _ = attention.keys_values(inputs[None], rotary(torch.arange(44)[None]))
-        q = attention.queries(mask.expand(3, -1)[None], rotary(torch.arange(41, 44)[None]))
-    for head, part in ((0, slice(37, 40)), (1, slice(40, 41))):
-        seen = (q[0, head] @ k[0, 0].T / 8).softmax(-1)  # [masks, context, anchor, masks]
-        assert (seen[:, part].sum(-1) > 0.5).all()
+        start_queries(attention, rotary.frequencies, states, tokens, mask, first_slot=1)
+        inputs = torch.cat([states[:40], tokens[:1], mask.expand(4, -1)])
+        k, _ = attention.keys_values(inputs[None], rotary(torch.arange(45)[None]))
+        q = attention.queries(mask.expand(4, -1)[None], rotary(torch.arange(41, 45)[None]))
+    seen = (q[0] @ k[0, 0].T / 8).softmax(-1)  # [heads, masks, context + anchor + masks]
+    wanted = [
+        [row, row, row, row],
+        [anchor, anchor, anchor, anchor],
+        [row, masks, masks, masks],
+        [anchor, masks, masks, masks],
+        [row, row, masks, masks],
+        [anchor, anchor, masks, masks],
+    ]
+    for head, parts in enumerate(wanted):
+        for slot, part in enumerate(parts):
+            assert seen[head, slot, part].sum() > 0.5, (head, slot)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_start_is_better_than_chance(kind: str, target: Target) -> None:
+    batches = [collate(tiny_states(target, 8))]
+    model = make(kind, target)
+    objective = BlockObjective(model, Vocabulary(IDS, target.head), share=1.0, reach=1e-9)
+    losses = []
+    with torch.no_grad():
+        for _ in range(2):
+            losses.append(objective.loss(batches[0]).total)
+            start(model, target, batches)
+    assert losses[1] < 0.9 * losses[0]
