@@ -28,7 +28,7 @@ NUM_KINDS = 2 + 2 * NUM_FIRST
 QUERY_SIZE, KEY_SIZE = 4.0, 1.2
 MATRIX = 4.0
 """Size of what the norms then bring to theirs: with it, these matrices learn as fast as others."""
-OWN = 0.2
+OWN = 0.1
 """Share of the target's own queries and keys, against the patterns."""
 
 

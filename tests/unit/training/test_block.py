@@ -209,8 +209,9 @@ def test_slots_start_by_reading_what_is_theirs(target: Target) -> None:
         target.shape, hidden_size=192, num_attention_heads=6, num_key_value_heads=1, head_dim=64
     )
     attention, rotary = Attention(shape, 192, qk_norm=True), Rotary(shape)
-    states, tokens = 0.5 * torch.randn(400, 192) + 2.0, 0.5 * torch.randn(400, 192) - 2.0
-    mask = torch.randn(192)
+    usual_state, usual_token, mask = torch.randn(3, 192)
+    states = usual_state + 0.5 * torch.randn(400, 192)
+    tokens = usual_token + 0.5 * torch.randn(400, 192)
     row, anchor, masks = slice(37, 40), slice(40, 41), slice(41, 45)
     with torch.no_grad():
         start_queries(attention, rotary.frequencies, states, tokens, mask, first_slot=1)
