@@ -16,11 +16,10 @@ from itertools import chain, islice
 import torch
 from torch import Tensor
 
-from paceline.training.autoregressive import take
 from paceline.training.block import BlockLayer, DFlash, DSpark
 from paceline.training.block_queries import start_queries
 from paceline.training.corpus import Batch
-from paceline.training.head_start import least_squares, regress, unit
+from paceline.training.head_start import least_squares, regress, take, unit
 from paceline.training.layers import Attention
 from paceline.training.target import Target
 
