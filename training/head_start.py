@@ -38,10 +38,16 @@ def regress(
         features: # [batch, rows, features]; of the batch's rows
         aims: # [batch, rows, aims]
     """
+    return least_squares(
+        (features(batch)[batch.valid], aims(batch)[batch.valid]) for batch in batches
+    )
+
+
+def least_squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Returns the matrix B of least squares, y = x B, of pairs of x and y.  # [rows, ...] each"""
     square = product = torch.zeros(())
-    for batch in batches:
-        x = features(batch)[batch.valid].float()
-        y = aims(batch)[batch.valid].float()
+    for some_x, some_y in pairs:
+        x, y = some_x.float(), some_y.float()
         square, product = square + x.T @ x, product + x.T @ y
     best: Tensor = torch.linalg.solve(with_ridge(square, RIDGE), product)
     return best

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Iterator
 from functools import partial
 
 import msgspec
 
-from paceline.training import causal_start, export, export_causal
+from paceline.training import block_start, causal_start, export, export_block, export_causal
 from paceline.training.autoregressive import Autoregressive, Eagle3, Mtp
+from paceline.training.block import DFlash, DSpark
+from paceline.training.block_objective import BlockObjective
+from paceline.training.block_queries import NUM_KINDS
 from paceline.training.causal_lm import CausalLM, CausalLMObjective
-from paceline.training.corpus import Corpus
+from paceline.training.corpus import Batch, Corpus
 from paceline.training.objective import AutoregressiveObjective, Vocabulary
 from paceline.training.recipe import DraftRecipe
 from paceline.training.target import Shape, Target
@@ -56,6 +61,8 @@ def make(
     """
     if draft.method == "causal_lm":
         return _causal_lm(draft, target, vocabulary, corpus, seed)
+    if draft.method in ("dflash", "dspark"):
+        return _block(draft, target, vocabulary, layers, corpus, seed)
     model: Autoregressive
     if draft.method == "eagle3":
         model = Eagle3(target.shape, target.embedding, len(layers), draft.num_layers)
@@ -64,8 +71,7 @@ def make(
         model = Mtp(target.shape, target.embedding, target.norm)
         num_others = NUM_OTHERS
     if corpus is not None:
-        # As many rows as determine the regression.
-        model.start_from(target, itertools.islice(corpus.batches(ROWS_AT_ONCE, 0), NUM_BATCHES))
+        model.start_from(target, _samples(corpus))
     objective = AutoregressiveObjective(
         model,
         vocabulary,
@@ -75,6 +81,57 @@ def make(
         seed=seed,
     )
     return Made(objective, partial(export.export, model, vocabulary, target, layers))
+
+
+def _samples(corpus: Corpus) -> Iterator[Batch]:
+    """Yields as many rows as determine a regression."""
+    return itertools.islice(corpus.batches(ROWS_AT_ONCE, 0), NUM_BATCHES)
+
+
+def _block(
+    draft: DraftRecipe,
+    target: Target,
+    vocabulary: Vocabulary,
+    layers: tuple[int, ...],
+    corpus: Corpus | None,
+    seed: int,
+) -> Made:
+    # Each key head has a query head of every kind that a draft starts with.
+    shape = msgspec.structs.replace(
+        target.shape, num_attention_heads=NUM_KINDS * target.shape.num_key_value_heads
+    )
+    sizes = (shape, target.embedding, len(layers), mask_token(target, vocabulary))
+    model: DFlash
+    if draft.method == "dflash":
+        model = DFlash(*sizes, draft.num_layers)
+    else:
+        model = DSpark(*sizes, len(vocabulary.ids), draft.num_layers)
+    if corpus is not None:
+        block_start.start(model, target, _samples(corpus))
+    max_tokens = max(draft.num_speculative_tokens, draft.block_size - model.first_slot)
+    objective = BlockObjective(
+        model,
+        vocabulary,
+        min_tokens=draft.num_speculative_tokens,
+        max_tokens=max_tokens,
+        share=draft.share,
+        seed=seed,
+    )
+    return Made(
+        objective, partial(export_block.export, model, vocabulary, target, layers, max_tokens)
+    )
+
+
+def mask_token(target: Target, vocabulary: Vocabulary) -> int:
+    """Returns a token that marks what is to be drafted: a special one that no text has, or, if the
+    tokenizer has none to spare, any that is not in the draft vocabulary."""
+    file = target.folder / "tokenizer.json"
+    added = json.loads(file.read_text())["added_tokens"] if file.is_file() else []
+    special = [int(token["id"]) for token in added if token["special"]]
+    for token in (*reversed(special), *reversed(range(target.shape.vocab_size))):
+        if vocabulary.places[token] < 0:
+            return token
+    return special[-1] if special else target.shape.vocab_size - 1
 
 
 def _causal_lm(

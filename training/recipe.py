@@ -31,6 +31,9 @@ class DraftRecipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """It can propose the target's most frequent tokens only, so many; default: all of them."""
     num_speculative_tokens: int = 4
     """Steps that are trained, and K of the held-out figure; as many as will be drafted."""
+    block_size: int = 6
+    """Slots of the longest block (dflash, dspark). Each batch draws a size from that which
+    num_speculative_tokens need up to this one."""
     passes: float = 2.0
     """How often the answers are gone through."""
     max_minutes: float | None = None
@@ -53,6 +56,7 @@ class DraftRecipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.method == "causal_lm" and self.num_layers < 2:
             raise ValueError(f"num_layers is {self.num_layers}, a causal_lm needs at least 2")
         for name in (
+            "block_size",
             "draft_vocab_size",
             "learning_rate",
             "max_minutes",

@@ -212,9 +212,8 @@ class Trainer:
     # --- going on
 
     def _save(self) -> None:
-        tensors: dict[str, Tensor] = {
-            f"model.{name}": value for name, value in _parameters(self.objective.model)
-        }
+        model: dict[str, Tensor] = self.objective.model.state_dict()
+        tensors = {f"model.{name}": value for name, value in model.items()}
         for number, optimizer in enumerate(self.optimizers):
             for index, values in optimizer.state_dict()["state"].items():
                 for name, value in values.items():
@@ -249,11 +248,10 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def load_checkpoint(path: Path, model: nn.Module) -> dict[str, Tensor]:
-    """Loads a model's parameters; returns all tensors of the checkpoint."""
+    """Loads a model's parameters and its buffers; returns all tensors of the checkpoint."""
     tensors: dict[str, Tensor] = load_file(path)
-    with torch.no_grad():
-        for name, parameter in _parameters(model):
-            parameter.copy_(tensors[f"model.{name}"])
+    own = {name: value for name, value in tensors.items() if name.startswith("model.")}
+    model.load_state_dict({name.removeprefix("model."): value for name, value in own.items()})
     return tensors
 
 
