@@ -1,13 +1,7 @@
-"""Exported blocks are what speculators' own models compute, where that package is installed.
-
-``pip install --no-deps speculators==0.9.0 hs-connectors==0.9.0 loguru pydantic-settings`` is enough
-beside what the trainings need; its trainer's ``datasets`` is not needed for its models.
-"""
+"""Exported blocks are what speculators' own models compute."""
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +78,7 @@ def test_the_same_blocks(
     num_layers: int,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    datasets: Any = types.ModuleType("datasets")
-    datasets.load_from_disk = None
-    monkeypatch.setitem(sys.modules, "datasets", datasets)
     target = tiny_target(tmp_path_factory.mktemp("target"))
     batch = collate(tiny_states(target, 1))
     model = make(f"{kind}, {num_layers} layers" if num_layers > 1 else kind, target)
