@@ -81,6 +81,8 @@ class _V1Hooks(V1Runner):
 
     def _states_of_unfinished_prompts(self) -> dict[int, torch.Tensor]:
         """By row, the state of a seeded request's generator before a sample that is thrown away."""
+        if not self.input_batch.generators:
+            return {}
         unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
         generators = self.input_batch.generators
         rows = [int(row) for row in unfinished if int(row) in generators]
