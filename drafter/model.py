@@ -5,8 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from paceline.messages import RowNeeds
 from paceline.scheduler.branching import Ranking
+
+if TYPE_CHECKING:
+    from paceline.drafter.rows import RowBuffer
 
 
 class Scope:
@@ -29,6 +34,8 @@ class DraftRequest:
     opens it anew, or has another drafter for it."""
     scope: Scope = field(default_factory=Scope)
     """Default: its own, shared with nobody."""
+    rows: RowBuffer | None = None
+    """What has come of the target's states; None where the method needs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,10 @@ class DraftModel(ABC):
     """Rows of the draft's head; 0 for a method that copies tokens from the text."""
     tokenizer_fingerprint: str = ""
     """Of the draft's tokenizer; "" where it has none."""
+    needs: RowNeeds | None = None
+    """What it drafts from besides tokens; None: nothing."""
+    hidden_size: int = 0
+    """Of the target that it was made for; 0: any."""
     is_stepwise: bool = True
     """Whether each token takes a forward of its own; a look-up finds all of them at once."""
 

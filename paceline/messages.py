@@ -15,6 +15,14 @@ may add some, missing or mistyped ones make the message a ``ProtocolError``.
 | Reopen          | drafter → verifier | the drafter has lost track of a request                   |
 | Close           | verifier → drafter | finished or aborted                                       |
 
+On the rows link, between a drafter and each rank of the target that sends rows:
+
+| message         | from → to          | when                                                      |
+|-----------------|--------------------|-----------------------------------------------------------|
+| RowsHello       | drafter → rank     | first, and every ``heartbeat_ms``                         |
+| RowsWelcome     | rank → drafter     | the answer; Refuse where it does not belong to this engine|
+| Rows            | rank → drafter     | after each pass, one per request that the drafter has     |
+
 Commit and Proposal carry a list because a pass and a draft batch serve many requests at once: one
 message keeps them together, so that the drafter's next batch is the verifier's last pass.
 """
@@ -22,7 +30,7 @@ message keeps them together, so that the drafter's next batch is the verifier's 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -48,6 +56,16 @@ MAX_SECONDS = 3600.0
 MAX_REASON = 4096
 """Characters of a Refuse's reason."""
 
+MAX_LAYERS = 64
+"""More of the target's layers than any draft reads."""
+
+MAX_ROWS = 1 << 16
+"""More tokens than one pass computes of one request."""
+
+ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a value of each dtype that rows may have."""
+
+LayerId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 12)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Handle = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE_TOKENS)]
@@ -61,6 +79,26 @@ Drafts = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_SPECULATIVE_TOKENS
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all messages: immutable, keyword-only, slotted."""
+
+
+class RowNeeds(_Message, frozen=True, kw_only=True):
+    """Which of the target's states a draft method works from, for each position of the text."""
+
+    aux_layers: Annotated[list[LayerId], msgspec.Meta(max_length=MAX_LAYERS)] = []
+    """The residual stream that enters these layers, counted from 0 (so index i of Hugging Face's
+    ``output_hidden_states``); they travel side by side, in this order, as tensor ``aux``."""
+    final: bool = False
+    """The output of the target's last norm, tensor ``final``."""
+    kv_layers: Annotated[list[LayerId], msgspec.Meta(max_length=MAX_LAYERS)] = []
+    """Layers whose keys and values, as they lie in the target's cache, travel as tensors
+    ``key.<layer>`` and ``value.<layer>``."""
+
+
+class RowsEndpoint(_Message, frozen=True, kw_only=True):
+    """Where a rank of the target sends rows from."""
+
+    address: ShortText
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 
 class Hello(_Message, frozen=True, kw_only=True):
@@ -82,6 +120,10 @@ class Hello(_Message, frozen=True, kw_only=True):
     """K: the most tokens that one of its proposals has."""
     max_requests: Annotated[int, msgspec.Meta(ge=1)]
     """How many requests it can hold at a time."""
+    needs: RowNeeds | None = None
+    """What it wants of the target's states; None: nothing but tokens."""
+    hidden_size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of the target that the draft was made for; 0: any."""
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
@@ -100,6 +142,10 @@ class Welcome(_Message, frozen=True, kw_only=True):
     """Which of the target's data-parallel engines this is."""
     max_branches: Annotated[int, msgspec.Meta(ge=0, le=MAX_BRANCHES)] = 0
     """The most outcomes of one pass to draft behind at a time, per request; 0: none."""
+    rows: Annotated[list[RowsEndpoint], msgspec.Meta(max_length=1024)] = []
+    """Where the states come from that the drafter needs, one endpoint a rank; all are dialled."""
+    block_size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Tokens of one of ``Open.block_hashes``' blocks; 0: not told."""
 
 
 class Refuse(_Message, frozen=True, kw_only=True):
@@ -247,8 +293,82 @@ class Close(_Message, frozen=True, kw_only=True):
     handles: Annotated[list[Handle], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
 
 
+class RowsHello(_Message, frozen=True, kw_only=True):
+    """A drafter asks a rank for rows; said again at each heartbeat."""
+
+    drafter: ShortText
+    incarnation: Handle
+    """The drafter's, as in Hello."""
+    verifier: Handle
+    """The engine's incarnation, from Welcome."""
+
+
+class RowsWelcome(_Message, frozen=True, kw_only=True):
+    """Rows will come."""
+
+    verifier: Handle
+    rank: int
+
+
+class RowTensor(_Message, frozen=True, kw_only=True):
+    """What one frame of Rows holds: a tensor, row-major, little-endian, without gaps."""
+
+    name: Annotated[str, msgspec.Meta(max_length=64)]
+    """``aux``, ``projected``, ``final``, ``key.<layer>`` or ``value.<layer>``."""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    shape: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]],
+        msgspec.Meta(min_length=2, max_length=3),
+    ]
+    """[rows, size]; of keys and values [rows, heads, size], this rank's heads."""
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
+
+
+class Rows(_Message, frozen=True, kw_only=True):
+    """What the target computed in one pass over consecutive tokens of one request.
+
+    Self-sufficient: it says itself where it belongs. Rows of rejected drafts are not in it. The
+    tensors follow as one frame each.
+    """
+
+    handle: Handle
+    first_position: Length
+    """Position of the first row: row i is the state at token ``first_position + i``."""
+    input_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=MAX_ROWS)]
+    """The token of each row."""
+    sampled_ids: Drafts
+    """The tokens that the pass committed, the bonus token last: those behind the rows' own first
+    token. Empty in the middle of a prompt."""
+    first_head: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
+    """Of keys and values: which of the target's heads this rank's first one is."""
+    tensors: Annotated[list[RowTensor], msgspec.Meta(max_length=2 * MAX_LAYERS + 2)]
+
+    def __post_init__(self) -> None:
+        for tensor in self.tensors:
+            if tensor.shape[0] != len(self.input_ids):
+                raise ValueError(
+                    f"{tensor.name} has {tensor.shape[0]} rows for {len(self.input_ids)} tokens"
+                )
+
+
 Message = (
-    Hello | Welcome | Refuse | Ping | Pong | Open | Commit | Proposal | Reopen | Close | Branches
+    Hello
+    | Welcome
+    | Refuse
+    | Ping
+    | Pong
+    | Open
+    | Commit
+    | Proposal
+    | Reopen
+    | Close
+    | Branches
+    | RowsHello
+    | RowsWelcome
+    | Rows
 )
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
@@ -263,6 +383,9 @@ MESSAGE_TYPES: tuple[type[Message], ...] = (
     Reopen,
     Close,
     Branches,
+    RowsHello,
+    RowsWelcome,
+    Rows,
 )
 """The wire's type number of a message is its place here: append only, never reorder."""
 

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from paceline.messages import (
+    ITEM_SIZES,
     MAX_BRANCHES,
+    MAX_LAYERS,
     MAX_SECONDS,
     MAX_SEQUENCE_TOKENS,
     MAX_SPECULATIVE_TOKENS,
@@ -24,6 +26,12 @@ from paceline.messages import (
     Proposed,
     Refuse,
     Reopen,
+    RowNeeds,
+    Rows,
+    RowsEndpoint,
+    RowsHello,
+    RowsWelcome,
+    RowTensor,
     Sampling,
     Welcome,
 )
@@ -81,6 +89,32 @@ def branch(draw: st.DrawFn) -> Branch:
     )
 
 
+layers = st.lists(st.integers(0, (1 << 12) - 1), max_size=MAX_LAYERS)
+needs = st.builds(RowNeeds, aux_layers=layers, final=st.booleans(), kv_layers=layers)
+ranks = st.integers(0, (1 << 16) - 1)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Rows:
+    """Rows of up to four tensors; the frames behind them are not part of the message."""
+    inputs = draw(st.lists(token_ids, min_size=1, max_size=9))
+    sizes = st.lists(st.integers(0, 8), min_size=1, max_size=2)
+    tensors = st.builds(
+        lambda name, dtype, shape: RowTensor(name=name, dtype=dtype, shape=[len(inputs), *shape]),
+        texts,
+        st.sampled_from(sorted(ITEM_SIZES)),
+        sizes,
+    )
+    return Rows(
+        handle=draw(handles),
+        first_position=draw(lengths),
+        input_ids=inputs,
+        sampled_ids=draw(drafts),
+        first_head=draw(ranks),
+        tensors=draw(st.lists(tensors, max_size=4)),
+    )
+
+
 def _hashes() -> SearchStrategy[list[bytes]]:
     return st.lists(st.binary(max_size=64), max_size=5)
 
@@ -96,6 +130,8 @@ by_type: dict[type[Message], SearchStrategy[Message]] = {
         tokenizer_fingerprint=texts,
         num_speculative_tokens=k,
         max_requests=st.integers(1, (1 << 63) - 1),
+        needs=st.none() | needs,
+        hidden_size=counts,
     ),
     Welcome: st.builds(
         Welcome,
@@ -106,6 +142,8 @@ by_type: dict[type[Message], SearchStrategy[Message]] = {
         max_model_len=lengths,
         data_parallel_rank=st.integers(0, 1 << 20),
         max_branches=st.integers(0, MAX_BRANCHES),
+        rows=st.lists(st.builds(RowsEndpoint, address=texts, rank=ranks), max_size=4),
+        block_size=counts,
     ),
     Refuse: st.builds(Refuse, reason=texts),
     Ping: st.builds(Ping, incarnation=handles, num_requests=counts),
@@ -126,4 +164,7 @@ by_type: dict[type[Message], SearchStrategy[Message]] = {
     Branches: st.builds(Branches, branches=st.lists(branch(), max_size=5)),
     Reopen: st.builds(Reopen, handles=st.lists(handles, max_size=9)),
     Close: st.builds(Close, handles=st.lists(handles, max_size=9)),
+    RowsHello: st.builds(RowsHello, drafter=texts, incarnation=handles, verifier=handles),
+    RowsWelcome: st.builds(RowsWelcome, verifier=handles, rank=ranks),
+    Rows: rows(),
 }

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.codec import decode, encode
+from paceline.errors import ProtocolError
 from paceline.messages import (
     MAX_SPECULATIVE_TOKENS,
     MESSAGE_TYPES,
@@ -18,6 +19,7 @@ from paceline.messages import (
     Message,
     Proposal,
     Proposed,
+    Rows,
 )
 from tests.unit.contract.strategies import by_type
 
@@ -26,9 +28,29 @@ from tests.unit.contract.strategies import by_type
 @given(data=st.data())
 def test_every_message_survives_the_wire(kind: type[Message], data: st.DataObject) -> None:
     message = data.draw(by_type[kind])
-    decoded = decode(encode(message))
+    decoded = decode([*encode(message), *tensor_frames(message)])
     assert type(decoded) is kind
     assert decoded == message
+
+
+def tensor_frames(message: Message) -> list[bytes]:
+    """Returns frames of the announced sizes."""
+    tensors = message.tensors if isinstance(message, Rows) else []
+    return [bytes(tensor.num_bytes) for tensor in tensors]
+
+
+@given(message=by_type[Rows], data=st.data())
+def test_tensor_frames_of_another_number_or_size_are_rejected(
+    message: Rows, data: st.DataObject
+) -> None:
+    frames = tensor_frames(message)
+    place = data.draw(st.integers(0, len(frames)))
+    if place < len(frames) and data.draw(st.booleans()):
+        frames[place] += b"\0"
+    else:
+        frames.insert(place, b"")
+    with pytest.raises(ProtocolError, match="tensor frames"):
+        decode([*encode(message), *frames])
 
 
 def test_every_message_has_a_type_number_and_a_strategy() -> None:
@@ -49,6 +71,9 @@ def test_type_numbers_are_the_ones_that_older_peers_know() -> None:
         "Reopen",
         "Close",
         "Branches",
+        "RowsHello",
+        "RowsWelcome",
+        "Rows",
     ]
 
 
