@@ -13,7 +13,7 @@ from paceline.training.autoregressive import Eagle3
 from paceline.training.corpus import Batch, Corpus
 from paceline.training.objective import AutoregressiveObjective, Loss, Vocabulary
 from paceline.training.target import Target
-from paceline.training.trainer import Schedule, Trainer
+from paceline.training.trainer import CHECKPOINT, Schedule, Trainer, load_start
 from tests.unit.training.tiny_states import LAYERS, tiny_corpus, tiny_states, tiny_target
 
 
@@ -88,6 +88,23 @@ def test_an_interrupted_training_comes_to_the_same_end(
     again = trainer(target, shards, tmp_path / "parts", said)
     again.run()
     assert again.state.steps == steps
+
+
+def test_a_draft_of_more_layers_starts_where_a_trained_one_ended(
+    target: Target, shards: Path, tmp_path: Path
+) -> None:
+    base = trainer(target, shards, tmp_path / "base", [])
+    base.run()
+    deep = trainer(target, shards, tmp_path / "deep", [])
+    deep.objective.model = Eagle3(target.shape, target.embedding, len(LAYERS), num_layers=2)
+    deep.objective.model.start_from(target, list(deep.corpus.batches(256, 0)))
+    load_start(tmp_path / "base" / CHECKPOINT, deep.objective.model)
+    assert deep.validate() == base.validate()
+
+    with pytest.raises(InputError, match="no place"):
+        load_start(tmp_path / "base" / CHECKPOINT, torch.nn.Linear(2, 2))
+    with pytest.raises(InputError, match="train the draft that this one starts from first"):
+        load_start(tmp_path / "none" / CHECKPOINT, deep.objective.model)
 
 
 def test_what_is_held_apart_is_not_learned_from(shards: Path) -> None:
