@@ -50,6 +50,11 @@ class RowBuffer:
         return self._version
 
     @property
+    def names(self) -> list[str]:
+        """Of the tensors; empty while there is no row."""
+        return list(self._held)
+
+    @property
     def has_gap(self) -> bool:
         """Whether rows are missing before others that are here."""
         return bool(self._ahead)

@@ -36,6 +36,9 @@ MAX_MESSAGE_BYTES = 16 << 20
 """A longer frame closes its connection before it is read into memory. The longest is an Open: five
 bytes for each of up to ``MAX_SEQUENCE_TOKENS`` tokens."""
 
+MAX_ROWS_BYTES = 256 << 20
+"""Of one message of rows: a prefill chunk of 8,192 tokens of an 8B target has 200 MB."""
+
 MAX_DRAFTER_MESSAGE_BYTES = 4 << 20
 """The same for what drafters send."""
 
@@ -313,8 +316,9 @@ class Dealer(_Endpoint):
         keys: CurveKeys | None,
         identity: bytes,
         tracer: Tracer = DISABLED,
+        max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        super().__init__(zmq.DEALER, address, high_water_mark)
+        super().__init__(zmq.DEALER, address, high_water_mark, max_bytes)
         self._identity = identity
         self._tracer = tracer
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
@@ -340,6 +344,11 @@ class Dealer(_Endpoint):
 
     def receive(self) -> Message | ProtocolError | None:
         """Returns the next message, or None; what does not decode comes as its error."""
+        received = self.receive_whole()
+        return None if received is None else received[0]
+
+    def receive_whole(self) -> tuple[Message | ProtocolError, list[bytes]] | None:
+        """Returns the next message with its tensors' frames, or None."""
         frames = self._receive_frames()
         if frames is None:
             return None
@@ -347,9 +356,9 @@ class Dealer(_Endpoint):
         try:
             message = decode(frames)
         except ProtocolError as error:
-            return error
+            return error, []
         trace_message(self._tracer, "receive", self._identity, message, started)
-        return message
+        return message, frames[2:]
 
 
 def probe_bind(address: str) -> None:
