@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import msgspec
 import zmq
@@ -166,6 +166,10 @@ def _is_served(path: str) -> bool:
         return True
 
 
+Tensor: TypeAlias = bytes | bytearray | memoryview
+"""A tensor's bytes."""
+
+
 class _Endpoint:
     """What both ends share: a context of their own, a socket, bounded queues."""
 
@@ -274,15 +278,20 @@ class Router(_Endpoint):
             self._authenticator = None
         super().close()
 
-    def send(self, peer: bytes, message: Message) -> bool:
+    def send(self, peer: bytes, message: Message, tensors: Sequence[Tensor] = ()) -> bool:
         """Queues ``message`` for ``peer``; returns False if the peer does not keep up.
+
+        Args:
+            tensors: A frame for each tensor of Rows. They are not copied, and must stay as they
+                are until they have gone out, which nobody tells: hand over what is not written to.
 
         Raises:
             PeerGoneError: the peer is not connected.
         """
         started = time.monotonic()
         try:
-            self._socket.send_multipart([peer, *encode(message)], zmq.NOBLOCK)
+            frames = [peer, *encode(message), *tensors]
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=not tensors)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
