@@ -227,7 +227,7 @@ class Attention(nn.Module):
         return rotate(keys, rotation), values
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, self._head_dim))
+        return x.view(*x.shape[:-1], heads, self._head_dim)
 
 
 class DecoderLayer(nn.Module):
