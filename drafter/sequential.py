@@ -265,7 +265,8 @@ class _Pass:
         ends = [piece.last - state.begin for piece, state in zip(pieces, states, strict=True)]
         self._length = max(ends) + num_more  # L
         spare = drafter._cache.reserve(self._length)
-        tokens, positions, cells, places = [], [], [], []
+        places: list[int] = []
+        tokens, positions, cells = [], [], []
         for row, (request, state, piece) in enumerate(zip(requests, states, pieces, strict=True)):
             pad = width - sizes[row]
             first, last = piece.first, piece.last
