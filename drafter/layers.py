@@ -233,15 +233,25 @@ class Attention(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and beside the residual stream."""
 
-    def __init__(self, shape: LayerShape, index: int, *, window: int | None = None) -> None:
+    def __init__(
+        self,
+        shape: LayerShape,
+        index: int,
+        *,
+        input_size: int | None = None,
+        window: int | None = None,
+    ) -> None:
         """Args: as of ``Attention``."""
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.eps)
-        self.self_attn = Attention(shape, index, window=window)
+        self.self_attn = Attention(shape, index, input_size=input_size, window=window)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.eps)
         self.mlp = MLP(shape)
 
     def forward(self, x: Tensor, view: View) -> Tensor:  # [R, Q, H]
-        x = x + self.self_attn(self.input_layernorm(x), view)
+        return self.behind_attention(x + self.self_attn(self.input_layernorm(x), view))
+
+    def behind_attention(self, x: Tensor) -> Tensor:
+        """Adds what the MLP makes of the residual stream [R, Q, H]."""
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
