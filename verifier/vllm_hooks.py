@@ -57,6 +57,9 @@ class PipelineScheduler(Scheduler):
             vocab_size=vllm_config.model_config.get_vocab_size(),
             max_model_len=self.max_model_len,
             num_speculative_tokens=self.num_spec_tokens,
+            hidden_size=vllm_config.model_config.get_hidden_size(),
+            num_layers=vllm_config.model_config.get_total_num_hidden_layers(),
+            block_size=self.hash_block_size,
             tracer=self._tracer,
         )
         self._pipeline.start()
