@@ -351,7 +351,7 @@ class Rows(_Message, frozen=True, kw_only=True):
     """Position of the first row: row i is the state at token ``first_position + i``."""
     input_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=MAX_ROWS)]
     """The token of each row."""
-    sampled_ids: Drafts
+    sampled_ids: Annotated[list[TokenId], msgspec.Meta(max_length=MAX_SPECULATIVE_TOKENS + 1)]
     """The tokens that the pass committed, the bonus token last: those behind the rows' own first
     token. Empty in the middle of a prompt."""
     first_head: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0

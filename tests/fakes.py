@@ -26,9 +26,12 @@ from paceline.messages import (
     Proposal,
     Proposed,
     Reopen,
+    RowNeeds,
+    Rows,
+    RowsHello,
     Welcome,
 )
-from paceline.transport import CurveKeys, Dealer, wait_any, wake_descriptor
+from paceline.transport import MAX_ROWS_BYTES, CurveKeys, Dealer, wait_any, wake_descriptor
 
 Oracle = Callable[[list[int], int], list[int]]
 """From all committed tokens and a number k to the k tokens that the target will choose next."""
@@ -133,7 +136,16 @@ class FakeDrafter:
         name: str = "fake",
         method: str = "scripted",
         keys: CurveKeys | None = None,
+        needs: RowNeeds | None = None,
+        take_rows: Callable[[Rows, list[bytes]], None] | None = None,
     ) -> None:
+        """Args:
+        needs: What it asks for of the target's states.
+        take_rows: Gets what comes of them, in the drafter's thread.
+        """
+        self._take_rows = take_rows
+        self._ranks: list[Dealer] = []
+        self._verifier = 0
         self._address = address
         self._script = script
         self._keys = keys
@@ -146,6 +158,7 @@ class FakeDrafter:
             tokenizer_fingerprint="",
             num_speculative_tokens=k,
             max_requests=64,
+            needs=needs,
         )
         self._closing = contextlib.ExitStack()
         self._stopping = False
@@ -188,8 +201,12 @@ class FakeDrafter:
 
     def _run(self) -> None:
         identity = f"{self._hello.drafter}/{self._hello.incarnation:x}".encode()
-        with Dealer(self._address, 1024, self._keys, identity) as dealer:
+        with (
+            Dealer(self._address, 1024, self._keys, identity) as dealer,
+            contextlib.ExitStack() as ranks,
+        ):
             said_hello = False
+            unasked: list[Dealer] = []
             next_ping = time.monotonic()
             try:
                 while not self._stopping:
@@ -202,13 +219,45 @@ class FakeDrafter:
                         # not take it for dead.
                         dealer.send(Ping(incarnation=self._hello.incarnation, num_requests=0))
                         next_ping = time.monotonic() + 1
-                    pause = next_ping - time.monotonic() if said_hello else 0.01
-                    wait_any([dealer], self._wake, pause)
+                    unasked = [rank for rank in unasked if not rank.send(self._rows_hello())]
+                    done = said_hello and not unasked
+                    pause = next_ping - time.monotonic() if done else 0.01
+                    wait_any([dealer, *self._ranks], self._wake, pause)
                     while (message := dealer.receive()) is not None:
+                        if isinstance(message, Welcome):
+                            unasked = [
+                                ranks.enter_context(
+                                    Dealer(
+                                        endpoint.address,
+                                        1024,
+                                        self._keys,
+                                        identity,
+                                        max_bytes=MAX_ROWS_BYTES,
+                                    )
+                                )
+                                for endpoint in message.rows
+                            ]
+                            self._ranks = list(unasked)
+                            self._verifier = message.incarnation
                         self._take(dealer, message)
+                    self._receive_rows()
             except Death:
                 pass
         self.dead.set()
+
+    def _rows_hello(self) -> RowsHello:
+        return RowsHello(
+            drafter=self._hello.drafter,
+            incarnation=self._hello.incarnation,
+            verifier=self._verifier,
+        )
+
+    def _receive_rows(self) -> None:
+        for rank in self._ranks:
+            while (received := rank.receive_whole()) is not None:
+                message, tensors = received
+                if isinstance(message, Rows) and self._take_rows is not None:
+                    self._take_rows(message, tensors)
 
     def _take(self, dealer: Dealer, message: object) -> None:
         match message:

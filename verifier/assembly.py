@@ -16,6 +16,7 @@ from paceline.verifier.control import ControlThread
 from paceline.verifier.handshake import TargetIdentity
 from paceline.verifier.pipeline import Pipeline
 from paceline.verifier.record_file import RecordFile
+from paceline.verifier.rows_offer import RowsOffer
 
 SETTINGS_KEY = "paceline"
 """Key of ``EngineSettings`` in vLLM's ``additional_config``."""
@@ -40,6 +41,8 @@ class EngineSettings(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Name of the engine's process in a trace."""
     trace_folder: str | None = None
     """Where it writes its part of the run's trace; None: there is no trace."""
+    rows: RowsOffer | None = None
+    """The target's states that it can send; None: none."""
 
     def tracer(self) -> Tracer:
         """Returns the tracer of the engine's process."""
@@ -62,6 +65,9 @@ def build_pipeline(
     vocab_size: int,
     max_model_len: int,
     num_speculative_tokens: int,
+    hidden_size: int = 0,
+    num_layers: int = 0,
+    block_size: int = 0,
     tracer: Tracer,
 ) -> Pipeline:
     """Builds the pipeline of one engine, not started; ``tracer`` stays the caller's to close."""
@@ -75,6 +81,10 @@ def build_pipeline(
         max_branches=(
             settings.speculation.fanout if settings.speculation.mode == "pipelined" else 0
         ),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        rows=settings.rows,
+        block_size=block_size,
     )
     keys = CurveKeys.read(Path(settings.key_file)) if settings.key_file else None
     control = ControlThread(settings.control, settings.transport, keys, target, tracer=tracer)

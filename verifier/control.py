@@ -28,6 +28,7 @@ from paceline.messages import (
     Proposal,
     Refuse,
     Reopen,
+    RowNeeds,
 )
 from paceline.scheduler.events import (
     BranchArrived,
@@ -39,7 +40,7 @@ from paceline.scheduler.events import (
 )
 from paceline.trace import DISABLED, Tracer
 from paceline.transport import CurveKeys, Router, TransportConfig, wake_descriptor
-from paceline.verifier.handshake import TargetIdentity, check_hello
+from paceline.verifier.handshake import TargetIdentity, check_hello, row_needs
 
 logger = logging.getLogger("paceline.verifier")
 
@@ -88,6 +89,7 @@ class ControlThread:
         self._arrived = threading.Condition()
         self._peers: dict[bytes, _Peer] = {}
         self._strikes: dict[bytes, int] = {}
+        self._needs: dict[str, RowNeeds | None] = {}
         self._thread = threading.Thread(target=self._run, name="paceline-control", daemon=True)
         self.num_dropped = 0
         """Messages that a drafter did not take."""
@@ -131,6 +133,15 @@ class ControlThread:
         while self._inbox:
             events.append(self._inbox.popleft())
         return events
+
+    @property
+    def incarnation(self) -> int:
+        """The engine's."""
+        return self._target.incarnation
+
+    def row_needs(self, drafter: str) -> RowNeeds | None:
+        """Returns what a drafter that has joined needs of the target's states; None: nothing."""
+        return self._needs.get(drafter)
 
     def wait(self, seconds: float) -> None:
         """Returns when there is an event, or after ``seconds``."""
@@ -245,6 +256,7 @@ class ControlThread:
         for other, peer in list(self._peers.items()):
             if peer.name == hello.drafter:
                 del self._peers[other]
+        self._needs[hello.drafter] = row_needs(hello)
         self._peers[identity] = _Peer(
             name=hello.drafter,
             vocab_size=answer.vocab_size,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paceline.errors import ConfigError, EngineDeadError, InputError, UserError
+from paceline.messages import RowNeeds
 from paceline.scheduler.config import SpeculationConfig
 from paceline.transport import TransportConfig, probe_bind
 from paceline.verifier import preflight
@@ -20,6 +21,7 @@ from paceline.verifier.config import TargetConfig
 from paceline.verifier.environment import MODEL_RUNNER
 from paceline.verifier.logs import root_cause, write_logging_config
 from paceline.verifier.record_file import check_record
+from paceline.verifier.rows_offer import RowsOffer, rows_addresses, union
 from paceline.verifier.stop_strings import final_counts
 
 if TYPE_CHECKING:
@@ -38,6 +40,26 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     transport: TransportConfig
     trace_folder: str | None = None
     """Where the engine's process writes its part of a trace; None: there is no trace."""
+    rows: RowNeeds | None = None
+    """The states of the target that drafters may ask for, the union over all; None: none."""
+
+    def rows_offer(self, num_ranks: int) -> RowsOffer | None:
+        """Returns what the engine can send, and from where.
+
+        Raises:
+            ConfigError: beside ``control`` there is no room for further addresses.
+        """
+        needs = union([self.rows])
+        if needs is None:
+            return None
+        try:
+            addresses = rows_addresses(self.control, num_ranks)
+        except ValueError as error:
+            raise ConfigError(
+                f"transport.control is {self.control}, and no address for the target's states fits "
+                f"beside it; choose a shorter path or a lower port ({error})"
+            ) from error
+        return RowsOffer(needs=needs, addresses=addresses)
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +103,9 @@ class VerifierEngine:
         resolved = preflight.check_target(self._target)
         if isinstance(self._speculation, Speculation):
             probe_bind(self._speculation.control)
+            offer = self._speculation.rows_offer(self._target.tensor_parallel_size)
+            for address in offer.addresses if offer else ():
+                probe_bind(address)
             if self._speculation.config.record is not None:
                 check_record(self._speculation.config.record)
         logging_config, self._log = write_logging_config(self._run_folder, self._name)
@@ -162,6 +187,7 @@ class VerifierEngine:
             transport=speculation.transport,
             process=f"verifier {self._name}",
             trace_folder=speculation.trace_folder,
+            rows=speculation.rows_offer(self._target.tensor_parallel_size),
         )
         num_tokens = speculation.num_speculative_tokens
         return {

@@ -33,6 +33,7 @@ from paceline.trace import DISABLED, Tracer
 from paceline.verifier.control import ControlThread
 from paceline.verifier.record_file import RecordFile
 from paceline.verifier.rounds import Rounds
+from paceline.verifier.rows_plan import RowsPlan
 
 MAX_WAIT_IN_STEP = 0.001
 """Seconds. Longer than this a new request or an abort is not kept waiting for a proposal."""
@@ -226,6 +227,18 @@ class Pipeline:
         if not self._handles:
             self._waiting_since = None  # nobody is left to wait for
         return self._report(request)
+
+    def rows_plan(self, request_ids: Iterable[str]) -> RowsPlan:
+        """Returns which of a pass's requests are to send rows, and to whom."""
+        requests, drafters = {}, {}
+        for request_id in request_ids:
+            handle = self._handles.get(request_id)
+            drafter = None if handle is None else self._state.requests[handle].drafter
+            needs = None if drafter is None else self._control.row_needs(drafter)
+            if handle is not None and drafter is not None and needs is not None:
+                requests[request_id] = (handle, drafter)
+                drafters[drafter] = needs
+        return RowsPlan(self._control.incarnation, requests, drafters)
 
     def length(self, request_id: str) -> int | None:
         """Returns how many tokens of the request are committed here, None if it is unknown."""

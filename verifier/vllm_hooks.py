@@ -22,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from paceline.messages import Sampling
 from paceline.verifier.assembly import SETTINGS_KEY, EngineSettings, build_pipeline
 from paceline.verifier.pipeline import Admission, Step
+from paceline.verifier.rows_plan import PLAN_ATTRIBUTE
 from paceline.verifier.stop_strings import BEFORE, before_pass
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class PipelineScheduler(Scheduler):
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         settings = EngineSettings.from_dict(vllm_config.additional_config[SETTINGS_KEY])
+        self._sends_rows = settings.rows is not None
         self._allow_seeded = settings.speculation.allow_nondeterministic_seed
         self._outcomes: dict[str, _Outcome] = {}
         self._closed_reports: dict[str, dict[str, Any] | None] = {}
@@ -57,6 +59,9 @@ class PipelineScheduler(Scheduler):
             vocab_size=vllm_config.model_config.get_vocab_size(),
             max_model_len=self.max_model_len,
             num_speculative_tokens=self.num_spec_tokens,
+            hidden_size=vllm_config.model_config.get_hidden_size(),
+            num_layers=vllm_config.model_config.get_total_num_hidden_layers(),
+            block_size=self.hash_block_size,
             tracer=self._tracer,
         )
         self._pipeline.start()
@@ -80,6 +85,9 @@ class PipelineScheduler(Scheduler):
         self._admission_blocked = wanted and len(self.running) <= num_running
         for new in output.scheduled_new_reqs:
             self._admit(self.requests[new.req_id], new.num_computed_tokens)
+        if self._sends_rows:
+            plan = self._pipeline.rows_plan(output.num_scheduled_tokens)
+            setattr(output, PLAN_ATTRIBUTE, plan)
         if output.total_num_scheduled_tokens:
             self._pipeline.pass_started()
             self._pass_started = time.monotonic()

@@ -8,22 +8,27 @@ ROCm and CUDA. ``VLLM_USE_V2_MODEL_RUNNER`` overrides the choice. What is hooked
 |-----------------------------|--------|-------------------------------------------------|
 | ``_input_fits_in_drafter``  | V1     | see ``_V1Hooks``                                |
 | ``_sample``                 | V1     | undrafted passes with top-k                     |
-| ``propose_draft_token_ids`` | V1     | vLLM itself drafts nothing                      |
+| ``propose_draft_token_ids`` | V1     | vLLM itself drafts nothing; rows out            |
 | ``speculator``              | V2     | the same: ``_NoSpeculator`` stands in its place |
 | ``update_requests``         | V2     | drafts in, see ``_V2Hooks``                     |
+| ``load_model``              | both   | the model is told which states to give away     |
 | ``take_draft_token_ids``    | both   | nothing goes back to the scheduler              |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm.platforms import current_platform
 from vllm.utils import torch_utils
 
 from paceline.errors import EnvironmentError_
+from paceline.verifier.row_exporter import RowExporter
+from paceline.verifier.rows_export import Computed
+from paceline.verifier.rows_plan import PLAN_ATTRIBUTE
 from paceline.verifier.vllm_sampling import repair_v1_sampling
 
 # On a CPU this import comes before every other one from vllm.v1.worker: it replaces functions that
@@ -36,6 +41,8 @@ else:
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as V2Runner
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner as V1Runner
+
+from paceline.verifier.vllm_rows import computed_by, give_states_away, make_exporter
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -55,15 +62,31 @@ class PipelineWorker(BaseWorker):
         # extended afterwards.
         runner.__class__ = type("PipelineRunner", (hooks, type(runner)), {})
         runner.check_and_prepare()
+        runner.exporter = make_exporter(self.vllm_config, runner.device)
+        if runner.exporter is not None:
+            runner.exporter.start()
+
+    def shutdown(self) -> None:
+        exporter = getattr(getattr(self, "model_runner", None), "exporter", None)
+        if exporter is not None:
+            exporter.stop()
+        super().shutdown()
 
 
 class _V1Hooks(V1Runner):
     """V1 reads the drafts in the scheduler's output: nothing has to be brought in."""
 
+    exporter: RowExporter | None = None
     _states_before: dict[int, torch.Tensor] = {}
 
     def check_and_prepare(self) -> None:
         pass
+
+    def load_model(self, *arguments: Any, **named: Any) -> None:
+        super().load_model(*arguments, **named)
+        if self.exporter is not None and self.exporter.aux_layers:
+            give_states_away(self.get_model(), self.exporter.aux_layers)
+            self.use_aux_hidden_state_outputs = True
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         # vLLM would ask its own drafter's context length. If one request is too long for it, the
@@ -105,9 +128,42 @@ class _V1Hooks(V1Runner):
             self.input_batch.generators = generators
 
     def propose_draft_token_ids(
-        self, scheduler_output: SchedulerOutput, sampled_token_ids: Any, *_: Any, **__: Any
+        self,
+        scheduler_output: SchedulerOutput,
+        sampled_token_ids: list[list[int]],
+        sampling_metadata: Any,
+        hidden_states: torch.Tensor,
+        sample_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        *_: Any,
+        **__: Any,
     ) -> list[list[int]]:
+        plan = getattr(scheduler_output, PLAN_ATTRIBUTE, None)
+        if self.exporter is not None and plan is not None:
+            computed = self._computed(scheduler_output)
+            # The text as the host has it: accepted drafts are in it already, rejected ones may be
+            # overwritten, and are not sent.
+            texts = [
+                self.input_batch.token_ids_cpu[
+                    row, one.first_position : one.first_position + one.num_tokens
+                ]
+                for row, one in enumerate(computed)
+            ]
+            self.exporter.export(
+                plan,
+                computed,
+                aux_hidden_states,
+                hidden_states,
+                input_ids=torch.from_numpy(np.concatenate(texts)),
+                num_sampled=torch.tensor([len(tokens) for tokens in sampled_token_ids]),
+                bonus=torch.tensor([tokens[-1] if tokens else 0 for tokens in sampled_token_ids]),
+            )
         return [[] for _ in sampled_token_ids]
+
+    def _computed(self, scheduler_output: SchedulerOutput) -> list[Computed]:
+        request_ids = self.input_batch.req_ids
+        num_tokens = scheduler_output.num_scheduled_tokens
+        return computed_by(scheduler_output, request_ids, [num_tokens[one] for one in request_ids])
 
     def take_draft_token_ids(self) -> None:
         return None
@@ -125,6 +181,9 @@ class _V2Hooks(V2Runner):
     verify zeros: the output would still be right, and next to no draft accepted.
     """
 
+    exporter: RowExporter | None = None
+    _scheduled: SchedulerOutput
+
     def check_and_prepare(self) -> None:
         """Puts the stub in the speculator's place.
 
@@ -138,14 +197,42 @@ class _V2Hooks(V2Runner):
                 f"vLLM's V2 model runner has no req_states.draft_tokens of shape {list(shape)} as "
                 "Paceline needs it; install vLLM 0.32, or set VLLM_USE_V2_MODEL_RUNNER=0"
             )
-        self.speculator = _NoSpeculator(torch.zeros_like(table))
+        self.speculator = _NoSpeculator(torch.zeros_like(table), self._export)
+
+    def load_model(self, *arguments: Any, **named: Any) -> None:
+        super().load_model(*arguments, **named)
+        if self.exporter is not None and self.exporter.aux_layers:
+            give_states_away(self.get_model(), self.exporter.aux_layers)
+            self.use_aux_hidden_state_outputs = True
 
     def update_requests(self, scheduler_output: SchedulerOutput) -> None:
         # Not earlier: a new request has its slot only now. Not later: the inputs come next.
         super().update_requests(scheduler_output)
+        self._scheduled = scheduler_output
         drafts = scheduler_output.scheduled_spec_decode_tokens
         if drafts:
             put_drafts(self.req_states.draft_tokens, drafts, self.req_states.req_id_to_index)
+
+    def _export(
+        self,
+        input_batch: InputBatch,
+        final: torch.Tensor,
+        aux: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+    ) -> None:
+        """Sends the rows of the pass that has just been sampled; all tensors are the device's."""
+        plan = getattr(self._scheduled, PLAN_ATTRIBUTE, None)
+        if self.exporter is not None and plan is not None:
+            num_tokens = input_batch.num_scheduled_tokens.tolist()
+            self.exporter.export(
+                plan,
+                computed_by(self._scheduled, input_batch.req_ids, num_tokens),
+                aux,
+                final,
+                input_ids=input_batch.input_ids,
+                num_sampled=num_sampled,
+                bonus=self.req_states.last_sampled_tokens[input_batch.idx_mapping].flatten(),
+            )
 
     def take_draft_token_ids(self) -> None:
         # vLLM's own answer would be K placeholders for each request, to be verified as drafts.
@@ -179,8 +266,9 @@ class _NoSpeculator(BaseSpeculator):
     draft_logits = None
     """None: each draft is a point mass to the rejection sampler."""
 
-    def __init__(self, unread: torch.Tensor) -> None:
+    def __init__(self, unread: torch.Tensor, export: Callable[..., None]) -> None:
         self._unread = unread  # [max_num_reqs, K]
+        self._export = export
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         pass
@@ -188,6 +276,19 @@ class _NoSpeculator(BaseSpeculator):
     def capture(self) -> None:
         pass
 
-    def propose(self, input_batch: InputBatch, *_: Any, **__: Any) -> torch.Tensor:
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        *_: Any,
+        dummy_run: bool = False,
+        **__: Any,
+    ) -> torch.Tensor:
         """Returns what the runner keeps as drafts until the scheduler's come, [num_reqs, K]."""
+        if not dummy_run:
+            self._export(input_batch, last_hidden_states, aux_hidden_states, num_sampled)
         return self._unread[: input_batch.num_reqs]

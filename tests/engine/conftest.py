@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from paceline.messages import RowNeeds
 from paceline.scheduler.config import SpeculationConfig
 from paceline.transport import TransportConfig
 from paceline.verifier.colocated import ColocatedSpeculation
@@ -146,7 +147,12 @@ def tiny_target(folder: Path, **changes: Any) -> TargetConfig:
 
 
 def speculation(
-    run_folder: Path, name: str, k: int, patience_ms: float = 2000, **changes: Any
+    run_folder: Path,
+    name: str,
+    k: int,
+    patience_ms: float = 2000,
+    rows: RowNeeds | None = None,
+    **changes: Any,
 ) -> Speculation:
     """Returns what a drafted engine needs; patience is long, so that no test hangs on timing."""
     return Speculation(
@@ -155,6 +161,7 @@ def speculation(
         key_file=None,
         config=SpeculationConfig(patience_ms=patience_ms, **changes),
         transport=TransportConfig(),
+        rows=rows,
     )
 
 

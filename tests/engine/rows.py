@@ -1,0 +1,81 @@
+"""Rows as they come out of an engine, and what Hugging Face's model says they should be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.messages import Rows, RowTensor
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def tensor_of(described: RowTensor, frame: bytes) -> torch.Tensor:
+    """Returns the tensor that ``frame`` holds."""
+    return torch.frombuffer(bytearray(frame), dtype=_DTYPES[described.dtype]).view(described.shape)
+
+
+class Collected:
+    """All rows that came, by handle and position. ``take`` is called in the drafter's thread."""
+
+    def __init__(self) -> None:
+        self.messages: list[Rows] = []
+        self.tokens: dict[int, dict[int, int]] = {}
+        self.rows: dict[int, dict[int, list[dict[str, torch.Tensor]]]] = {}
+        """A position may come more than once: after a preemption, and from several ranks."""
+        self._changed = threading.Condition()
+
+    def take(self, message: Rows, frames: list[bytes]) -> None:
+        tensors = {
+            described.name: tensor_of(described, frame)
+            for described, frame in zip(message.tensors, frames, strict=True)
+        }
+        with self._changed:
+            self.messages.append(message)
+            for number, token in enumerate(message.input_ids):
+                position = message.first_position + number
+                known = self.tokens.setdefault(message.handle, {}).setdefault(position, token)
+                assert known == token, "a position came with two tokens"
+                self.rows.setdefault(message.handle, {}).setdefault(position, []).append(
+                    {name: tensor[number] for name, tensor in tensors.items()}
+                )
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool]) -> bool:
+        """Waits until ``condition`` holds; False: it never did."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout=60)
+
+
+class Reference:
+    """Hugging Face's model of the same checkpoint."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self.num_layers: int = self._model.config.num_hidden_layers
+
+    @torch.inference_mode()
+    def states(self, tokens: list[int]) -> dict[str, torch.Tensor]:
+        """Returns ``layer.<i>``, the input of layer i, [L, H]; one behind the last layer is its
+        output; ``final``; and ``key.<i>``, ``value.<i>``, [L, heads, size]."""
+        leaves: list[torch.Tensor] = []
+        hook = self._model.model.layers[-1].register_forward_hook(
+            lambda module, inputs, output: leaves.append(
+                output[0] if isinstance(output, tuple) else output
+            )
+        )
+        result = self._model(torch.tensor([tokens]), output_hidden_states=True, use_cache=True)
+        hook.remove()
+        states = {f"layer.{i}": result.hidden_states[i][0] for i in range(self.num_layers)}
+        states[f"layer.{self.num_layers}"] = leaves[0].reshape(len(tokens), -1)
+        states["final"] = result.hidden_states[-1][0]
+        for number, layer in enumerate(result.past_key_values.layers):
+            states[f"key.{number}"] = layer.keys[0].transpose(0, 1)
+            states[f"value.{number}"] = layer.values[0].transpose(0, 1)
+        return states

@@ -1,0 +1,158 @@
+"""Rows out of the V1 runner equal Hugging Face's hidden states, for every committed position.
+
+The pool is too small for the batch, the prefill budget smaller than the prompts, prompts share
+prefixes or are equal, drafts are of random length and often wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.messages import RowNeeds
+from paceline.verifier.engine import GenerationRequest
+from tests.engine.conftest import EngineHost, prompt, speculation, start_engine, tiny_target
+from tests.engine.rows import Collected, Reference
+from tests.fakes import FakeDrafter, noisy, oracle_of
+from tests.tiny import VOCAB_SIZE
+
+pytestmark = pytest.mark.slow
+K = 5
+BLOCK = 32
+OFFER = RowNeeds(aux_layers=[0, 1, 2], final=True)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_folder: Path, run_folder: Path) -> Iterator[EngineHost]:
+    target = tiny_target(
+        tiny_folder,
+        max_model_len=160,
+        max_num_seqs=4,
+        engine_args={
+            "block_size": BLOCK,
+            "num_gpu_blocks_override": 9,
+            "max_num_batched_tokens": 48,
+            "enable_prefix_caching": True,
+        },
+    )
+    host = start_engine(target, speculation(run_folder, "rows", K, rows=OFFER), run_folder, "rows")
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_folder: Path) -> Reference:
+    return Reference(tiny_folder, torch.float32)
+
+
+def requests() -> list[GenerationRequest]:
+    generator = random.Random(1)
+    shared = [generator.randrange(1, VOCAB_SIZE) for _ in range(2 * BLOCK)]
+    made = []
+    for number in range(10):
+        ids = [generator.randrange(1, VOCAB_SIZE) for _ in range(generator.randrange(20, 60))]
+        if number % 4 == 1:
+            ids = shared + ids[:3]
+        if number % 4 == 2:
+            ids = [*shared, 99]  # equal prompts: all but one token come from the cache
+        request = prompt(number, 1, max_tokens=generator.randrange(20, 70))
+        made.append(
+            GenerationRequest(
+                request_id=request.request_id, prompt_token_ids=ids, sampling=request.sampling
+            )
+        )
+    return made
+
+
+def texts(plain: EngineHost) -> list[list[int]]:
+    return [
+        (request.prompt_token_ids or []) + result["token_ids"]
+        for request, result in zip(requests(), plain.generate(requests(), 4), strict=True)
+    ]
+
+
+def is_complete(collected: Collected, whole: list[list[int]]) -> bool:
+    """Whether as many handles as texts have rows up to the last token but one."""
+    ends = sorted(max(rows) + 1 for rows in collected.rows.values())
+    return ends == sorted(len(text) - 1 for text in whole)
+
+
+def text_of(collected: Collected, handle: int, whole: list[list[int]]) -> list[int]:
+    """Returns the text that the handle's rows are of."""
+    tokens = collected.tokens[handle]
+    [text, *_] = [
+        text
+        for text in sorted(whole, key=len)
+        if len(text) > max(tokens) + 1 and all(text[p] == t for p, t in tokens.items())
+    ]
+    return text
+
+
+def test_every_committed_row_is_the_model_s(
+    engine: EngineHost, plain: EngineHost, reference: Reference
+) -> None:
+    whole = texts(plain)
+    oracle = oracle_of(sorted(whole, key=len, reverse=True))
+    collected = Collected()
+    needs = RowNeeds(aux_layers=[2, 0, 1], final=True)
+    with FakeDrafter(
+        engine.control,
+        noisy(oracle, K, VOCAB_SIZE, p_wrong=0.25),
+        k=K,
+        needs=needs,
+        take_rows=collected.take,
+    ):
+        results = engine.generate(requests(), concurrency=10)
+        assert [r["token_ids"] for r in results] == [
+            text[len(r.prompt_token_ids or []) :] for text, r in zip(whole, requests(), strict=True)
+        ]
+        assert collected.wait(lambda: is_complete(collected, whole))
+    assert sum(r["speculation"]["accepted"] for r in results) > 0
+    assert any(r["speculation"]["accepted"] < r["speculation"]["proposed"] for r in results)
+    compare(collected, whole, reference, [2, 0, 1], 1e-4)
+    begins = [min(rows) for rows in collected.rows.values()]
+    assert max(begins) == 2 * BLOCK, "nobody found its prefix in the cache"
+    assert any(len(there) > 1 for rows in collected.rows.values() for there in rows.values()), (
+        "nobody was preempted"
+    )
+
+
+def compare(
+    collected: Collected,
+    whole: list[list[int]],
+    reference: Reference,
+    layers: list[int],
+    tolerance: float,
+) -> None:
+    worst = 0.0
+    for handle, rows in collected.rows.items():
+        text = text_of(collected, handle, whole)
+        assert sorted(rows) == list(range(min(rows), len(text) - 1)), "rows are missing"
+        states = reference.states(text)
+        expected = {
+            "aux": torch.cat([states[f"layer.{layer}"] for layer in layers], dim=1),
+            "final": states["final"],
+        }
+        for position, there in rows.items():
+            for row in there:
+                assert row.keys() == expected.keys()
+                for name, tensor in row.items():
+                    want = expected[name][position]
+                    error = (tensor - want).abs().max() / want.abs().max().clamp(min=1)
+                    worst = max(worst, float(error))
+    assert worst <= tolerance, worst
+
+
+def test_a_drafter_that_needs_tokens_only_gets_no_rows(
+    engine: EngineHost, plain: EngineHost
+) -> None:
+    whole = texts(plain)[:2]
+    collected = Collected()
+    script = noisy(oracle_of(whole), K, VOCAB_SIZE, p_wrong=0.25)
+    with FakeDrafter(engine.control, script, k=K, take_rows=collected.take):
+        engine.generate(requests()[:2], concurrency=2)
+    assert not collected.messages
