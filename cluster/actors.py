@@ -16,6 +16,7 @@ from paceline.drafter.config import DrafterConfig
 from paceline.drafter.service import DraftService
 from paceline.drafter.session import make_hello
 from paceline.errors import UserError
+from paceline.models import resolve_target
 from paceline.trace import Tracer
 from paceline.transport import CurveKeys, TransportConfig
 from paceline.verifier.colocated import ColocatedSpeculation
@@ -66,7 +67,7 @@ class Drafter:
         self,
         config: DrafterConfig,
         name: str,
-        target_dtype: str,
+        target: TargetConfig,
         addresses: list[str],
         transport: TransportConfig,
         keys: CurveKeys | None,
@@ -75,7 +76,7 @@ class Drafter:
     ) -> None:
         self._config = config
         self._name = name
-        self._target_dtype = target_dtype
+        self._target = target
         self._addresses = addresses
         self._transport = transport
         self._keys = keys
@@ -103,7 +104,8 @@ class Drafter:
             os._exit(1)
 
     def _run(self) -> None:
-        model = build_draft_model(self._config, self._target_dtype)
+        resolved = resolve_target(self._target.model, self._target.dtype)
+        model = build_draft_model(self._config, self._target.dtype, resolved)
         hello = make_hello(
             drafter=self._name,
             incarnation=secrets.randbits(62) + 1,

@@ -25,9 +25,10 @@ from ray.exceptions import (
 from paceline.cluster.actors import DrafterActor, VerifierActor
 from paceline.cluster.config import PacelineConfig
 from paceline.cluster.run_folder import RunFolder, sweep
-from paceline.drafter.config import DrafterConfig
+from paceline.drafter.config import ROW_METHODS, DrafterConfig
 from paceline.drafter.preflight import check_drafter
 from paceline.errors import ConfigError, EngineDeadError, PacelineError, RequestFailedError
+from paceline.messages import RowNeeds
 from paceline.scheduler.config import SpeculationConfig
 from paceline.trace import begin
 from paceline.transport import CurveKeys, probe_bind
@@ -37,6 +38,7 @@ from paceline.verifier.engine import Speculation
 from paceline.verifier.environment import engine_environment
 from paceline.verifier.preflight import check_target
 from paceline.verifier.record_file import check_record
+from paceline.verifier.rows_offer import union
 
 START_TIMEOUT = 1800.0
 """Seconds for a target to load; large models on network disks take many minutes."""
@@ -111,6 +113,18 @@ def check_sides(config: PacelineConfig, sides: Sequence[Side]) -> None:
             check_record(side.speculation.record)
         for drafter in side.drafters:
             check_drafter(drafter, resolved, side.target.dtype, side.target.max_model_len)
+
+
+def _row_needs(side: Side) -> RowNeeds | None:
+    """Returns what the side's drafters want of the target's states, all together."""
+    with_rows = [drafter for drafter in side.drafters if drafter.method in ROW_METHODS]
+    if not with_rows:
+        return None
+    # Only now: it needs torch.
+    from paceline.drafter.build_rows import needs_of
+
+    resolved = check_target(side.target)
+    return union(needs_of(drafter, resolved, side.target.dtype) for drafter in with_rows)
 
 
 def cluster_address(config: PacelineConfig) -> str | None:
@@ -237,6 +251,7 @@ class Runtime:
                 config=side.speculation,
                 transport=self._config.transport,
                 trace_folder=trace,
+                rows=_row_needs(side),
             )
         actor = self._verifier(stack, side, speculation, keys, run_folder)
         self.targets[side.name] = actor
@@ -298,7 +313,7 @@ class Runtime:
                 ).remote(
                     drafter,
                     name,
-                    side.target.dtype,
+                    side.target,
                     [control],
                     self._config.transport,
                     keys,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.messages import MAX_SECONDS, Close, Commit, Committed, Open, Sampling
+from paceline.messages import MAX_SECONDS, Close, Commit, Committed, Flush, Open, Sampling
 from paceline.scheduler.config import SpeculationConfig
 from paceline.scheduler.events import (
     Command,
@@ -45,7 +45,7 @@ class Admission:
 
     request_id: str
     prompt_ids: Sequence[int]
-    block_hashes: Sequence[bytes]
+    block_hashes: list[bytes]
     num_computed_tokens: int
     sampling: Sampling
     draftable: bool
@@ -85,6 +85,8 @@ class Pipeline:
         self._tracer = tracer
         self._handles: dict[str, int] = {}
         self._admissions: dict[int, Admission] = {}
+        self._new_hashes: dict[int, list[bytes]] = {}
+        """By handle, of blocks that no message has told of yet."""
         self._num_handles = 0
         self._commits: dict[str, list[Committed]] = {}
         self._waiting_since: float | None = None
@@ -189,12 +191,26 @@ class Pipeline:
             self._feed(event)
 
     def commit(
-        self, request_id: str, num_drafted: int, num_accepted: int, tokens: Sequence[int]
+        self,
+        request_id: str,
+        num_drafted: int,
+        num_accepted: int,
+        tokens: Sequence[int],
+        block_hashes: Sequence[bytes] = (),
     ) -> None:
-        """Takes in what a pass added to a request that goes on."""
+        """Takes in what a pass added to a request that goes on.
+
+        Args:
+            block_hashes: Of all full blocks of its text.
+        """
         handle = self._handles.get(request_id)
         if handle is None or not tokens:
             return
+        known = self._admissions[handle].block_hashes
+        new_hashes = block_hashes[len(known) :]
+        if new_hashes:
+            known.extend(bytes(block) for block in new_hashes)
+            self._new_hashes[handle] = known[-len(new_hashes) :]
         now = self._clock()
         self._feed(
             TokensCommitted(
@@ -224,6 +240,7 @@ class Pipeline:
             )
         )
         del self._admissions[handle]
+        self._new_hashes.pop(handle, None)
         if not self._handles:
             self._waiting_since = None  # nobody is left to wait for
         return self._report(request)
@@ -250,6 +267,13 @@ class Pipeline:
         handle = self._handles.get(request_id)
         return None if handle is None else self._report(self._state.requests[handle])
 
+    def forget_rows(self) -> None:
+        """Has the drafters forget the rows of ended requests: they are no longer the target's."""
+        for drafter in self._state.drafters:
+            if self._control.row_needs(drafter) is not None:
+                self._control.send(drafter, Flush(incarnation=self._control.incarnation))
+        self._control.flush()
+
     def flush(self) -> None:
         """Sends what has gathered: one commit message per drafter."""
         verify_s = min(self._state.verify_s or 0.0, MAX_SECONDS)
@@ -274,6 +298,7 @@ class Pipeline:
             match command:
                 case SendOpen():
                     admission = self._admissions[command.handle]
+                    self._new_hashes.pop(command.handle, None)
                     message = Open(
                         handle=command.handle,
                         prompt_ids=list(command.prompt_ids),
@@ -291,6 +316,7 @@ class Pipeline:
                         num_ready=command.num_ready,
                         num_accepted=command.num_accepted,
                         tokens=list(command.tokens),
+                        block_hashes=self._new_hashes.pop(command.handle, []),
                     )
                     self._commits.setdefault(command.drafter, []).append(committed)
                 case SendClose():

@@ -8,6 +8,7 @@ What is hooked, all of it in ``vllm/v1/core/sched/scheduler.py`` of vLLM 0.32:
 | ``update_from_output`` | the outcome of a pass         |
 | ``_preempt_request``   | blocks are free again         |
 | ``_free_request``      | the end of a request          |
+| ``reset_prefix_cache`` | drafters forget, too          |
 """
 
 from __future__ import annotations
@@ -174,7 +175,10 @@ class PipelineScheduler(Scheduler):
             length = self._pipeline.length(request_id)
             if request is not None and length is not None:
                 tokens = request.all_token_ids[length:]
-                self._pipeline.commit(request_id, outcome.num_drafted, outcome.num_accepted, tokens)
+                hashes = request.block_hashes if self._sends_rows else ()
+                self._pipeline.commit(
+                    request_id, outcome.num_drafted, outcome.num_accepted, tokens, hashes
+                )
         self._outcomes = {}
         self._pipeline.flush()
         self._attach_reports(outputs, before)
@@ -217,6 +221,13 @@ class PipelineScheduler(Scheduler):
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self._admission_blocked = False
         super()._preempt_request(request, *args, **kwargs)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        # Also on sleep and on an update of the weights.
+        done: bool = super().reset_prefix_cache(*args, **kwargs)
+        if self._sends_rows:
+            self._pipeline.forget_rows()
+        return done
 
     def _reports_before(self) -> dict[str, dict[str, Any]]:
         """Returns the counts before this pass of the requests that a stop string may end."""
