@@ -46,9 +46,9 @@ class _HeadLoss(torch.autograd.Function):
             x, weight = hidden[part], weights[part].to(hidden.dtype)
             logits = x @ matrix.T
             aim = probabilities.index_select(0, places[part])
-            best = logits.amax(-1)
-            label = labels[part, None]
-            right[part] = (logits.gather(1, label.clamp(min=0)) == best[:, None])[:, 0]
+            # On CPU a fifth of what argmax takes, for the same index.
+            best, place = logits.max(-1)
+            right[part] = place == labels[part]
             found = logits.softmax(-1)
             # The best token's share of the whole gives log-sum-exp without another pass.
             whole = best.float() - found.amax(-1).float().log()
@@ -73,7 +73,6 @@ class _HeadLoss(torch.autograd.Function):
                     grad_head += grad.T @ weighted[:, :width]
                 if grad_more is not None:
                     grad_more += grad.T @ weighted[:, width:]
-        right &= labels >= 0
         ctx.save_for_backward(grad_hidden, grad_head, grad_more)
         ctx.mark_non_differentiable(right, overlap)
         return loss, right, overlap
@@ -96,10 +95,8 @@ def head_loss(
     num_zeros: int = 0,
     variation: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the weighted sum of the rows' losses, whether no token is above each row's label,
+    """Returns the weighted sum of the rows' losses, whether the label is each row's best token,
     and each row's overlap with the target: the share of its samples that would be accepted.
-
-    In 16 bits a label may share its place at the top: it counts as right.
 
     Args:
         hidden: What the head is applied to.  # [rows, hidden + columns of ``more``]

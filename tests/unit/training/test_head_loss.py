@@ -89,14 +89,14 @@ def test_loss_and_gradients(
     torch.testing.assert_close(overlap, expected_overlap.detach())
 
 
-def test_a_label_outside_the_vocabulary_is_never_right() -> None:
-    """Even where the first token, at which its logit is looked up, is the best."""
+def test_a_label_is_right_where_argmax_finds_it() -> None:
+    """A head of zeros, as a training may begin with, has no token above another."""
     _, right, _ = head_loss(
-        torch.ones(2, 1),
-        torch.tensor([[2.0], [1.0]]),
+        torch.ones(3, 1),
+        torch.zeros(2, 1),
         torch.tensor([[0.5, 0.5]]),
-        torch.zeros(2, dtype=torch.int64),
-        torch.ones(2),
-        torch.tensor([0, -1]),
+        torch.zeros(3, dtype=torch.int64),
+        torch.ones(3),
+        torch.tensor([0, 1, -1]),
     )
-    assert right.tolist() == [True, False]
+    assert right.tolist() == [True, False, False]
