@@ -9,6 +9,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from paceline.drafter.checkpoint import Checkpoint
+from paceline.drafter.draft_kind import kind_of
+from paceline.drafter.eagle3 import Eagle3Drafter
+from paceline.drafter.target_parts import load_target_parts
+
 VOCAB_SIZE, DRAFT_VOCAB_SIZE = 256, 96
 HIDDEN_SIZE = 64
 NUM_TARGET_LAYERS = 8
@@ -101,7 +106,9 @@ def make_eagle3(folder: Path, kind: str, verifier: str = "") -> Path:
     layout = options.pop("layout", "safeailab")
     own_embedding = options.pop("own_embedding", False)
     torch.manual_seed(sorted(KINDS).index(kind))
-    tensors = _tensors(options, "midlayer." if layout == "safeailab" else "layers.0.")
+    tensors = _tensors(
+        options, "midlayer." if layout == "safeailab" else "layers.0.", num_row_values(kind)
+    )
     if own_embedding:
         tensors["embed_tokens.weight"] = torch.randn(VOCAB_SIZE, options["hidden_size"])
     if layout == "safeailab":
@@ -128,13 +135,10 @@ def make_eagle3(folder: Path, kind: str, verifier: str = "") -> Path:
     return folder
 
 
-def _tensors(options: dict[str, Any], first: str) -> dict[str, torch.Tensor]:
+def _tensors(options: dict[str, Any], first: str, taken_values: int) -> dict[str, torch.Tensor]:
     size, inner = options["hidden_size"], options["intermediate_size"]
     width, kv_width = 4 * 32, 2 * 32
     eagle = options.get("eagle_config", {})
-    ids = options.get("eagle_aux_hidden_state_layer_ids") or eagle.get(
-        "eagle_aux_hidden_state_layer_ids", [2, 4, 5]
-    )
     tensors: dict[str, torch.Tensor] = {}
 
     def weight(name: str, *shape: int) -> None:
@@ -144,7 +148,7 @@ def _tensors(options: dict[str, Any], first: str) -> dict[str, torch.Tensor]:
         tensors[f"{name}.weight"] = 1.0 + 0.3 * torch.randn(length)
 
     if eagle.get("use_aux_hidden_state", True):
-        weight("fc.weight", size, len(ids) * HIDDEN_SIZE)
+        weight("fc.weight", size, taken_values)
     for index in range(options["num_hidden_layers"]):
         prefix = f"layers.{index}." if index else first
         taken = size if index else 2 * size
@@ -167,9 +171,9 @@ def _tensors(options: dict[str, Any], first: str) -> dict[str, torch.Tensor]:
             norm(f"{prefix}hidden_norm", size)
     norm("norm", size)
     if options.get("norm_before_fc") or eagle.get("norm_before_fc"):
-        norm("input_norm", len(ids) * HIDDEN_SIZE)
+        norm("input_norm", taken_values)
     if options.get("fc_norm"):
-        for index in range(len(ids)):
+        for index in range(taken_values // HIDDEN_SIZE):
             norm(f"fc_norm.{index}", HIDDEN_SIZE)
     number = options["draft_vocab_size"]
     weight("lm_head.weight", number, size)
@@ -203,3 +207,21 @@ def make_target(folder: Path) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def num_row_values(kind: str) -> int:
+    """Values of one of the target's rows, as the head ``kind`` takes them."""
+    options = KINDS[kind]
+    eagle = options.get("eagle_config", {})
+    layers = options.get("eagle_aux_hidden_state_layer_ids") or eagle.get(
+        "eagle_aux_hidden_state_layer_ids", [2, 4, 5]
+    )
+    return HIDDEN_SIZE * (len(layers) if eagle.get("use_aux_hidden_state", True) else 1)
+
+
+def load_eagle3(folder: Path, target: Path) -> Eagle3Drafter:
+    """Returns the drafter with the head in ``folder``, in float32."""
+    device, dtype = torch.device("cpu"), torch.float32
+    draft = Checkpoint(folder)
+    parts = load_target_parts(Checkpoint(target), device, dtype)
+    return Eagle3Drafter(kind_of(draft, "eagle3"), draft, parts, device, dtype)

@@ -74,7 +74,9 @@ def load(target: str, draft: str) -> Any:
     return config, model
 
 
-def draft(model: Any, tokens: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def draft(
+    model: Any, tokens: torch.Tensor, rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     hidden = model.combine_hidden_states(rows)
     ids, chosen, all_logits = tokens[1:], [], []
     for _ in range(NUM_TOKENS):
