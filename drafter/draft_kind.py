@@ -144,7 +144,8 @@ def mtp_layout(draft: Checkpoint) -> str:
             continue
         if layout == "deepseek-v3":
             prefix = first.removesuffix("eh_proj.weight")
-            if f"{prefix}self_attn.q_proj.weight" in draft.headers:
+            is_deepseek = "deepseek" in str(text_config(draft.config).get("model_type"))
+            if f"{prefix}self_attn.q_proj.weight" in draft.headers and not is_deepseek:
                 return "glm-4.5"
         return layout
     return ""

@@ -155,7 +155,8 @@ class Eagle3Drafter(SequentialDrafter):
         raw = [piece.get("aux") for piece, raw in zip(pieces, is_raw, strict=True) if raw]
         if raw:
             sizes = [len(part) for part in raw]
-            made = iter(self._head.project(torch.cat(raw).to(self._dtype)).split(sizes))
+            projected = self._head.project(torch.cat(raw).to(self._dtype))
+            made = iter(torch.split(projected, sizes))
         parts = [
             next(made) if raw_one else piece.get("projected").to(self._dtype)
             for piece, raw_one in zip(pieces, is_raw, strict=True)

@@ -47,6 +47,7 @@ class KVSlots:
         """Frees ``slot``."""
         self._free.append(slot)
 
+    @torch.inference_mode()
     def wipe(self, slot: int) -> None:
         """Zeroes ``slot``: a mask hides what is stale, but not a NaN."""
         for held in (*self._keys, *self._values):

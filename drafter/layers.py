@@ -207,8 +207,12 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(shape.head_dim, shape.eps)
 
     def forward(self, x: Tensor, view: View) -> Tensor:  # [R, Q, I] -> [R, Q, H]
-        queries = self.q_norm(self._split(self.q_proj(x), self._heads)).transpose(1, 2)
-        queries = rotate(queries, view.rotation)  # [R, heads, Q, D]
+        out: Tensor = self.o_proj(self.attend(self._split(self.q_proj(x), self._heads), x, view))
+        return out
+
+    def attend(self, queries: Tensor, x: Tensor, view: View) -> Tensor:
+        """Returns what ``queries`` [R, Q, heads, D] of ``x`` find: [R, Q, heads * D]."""
+        queries = rotate(self.q_norm(queries).transpose(1, 2), view.rotation)
         keys, values = view.cache.update(*self.keys_values(x, view.rotation), self._index)
         seen = functional.scaled_dot_product_attention(
             queries,
@@ -217,8 +221,7 @@ class Attention(nn.Module):
             attn_mask=view.masks[self._window],
             enable_gqa=self._heads != self._kv_heads,
         )
-        out: Tensor = self.o_proj(seen.transpose(1, 2).flatten(2))
-        return out
+        return seen.transpose(1, 2).flatten(2)
 
     def keys_values(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns what goes into the cache for ``x`` [R, Q, I]: [R, KV heads, Q, D] each."""
