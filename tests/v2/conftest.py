@@ -19,6 +19,7 @@ import msgspec
 import pytest
 import torch
 
+from paceline.messages import RowNeeds
 from paceline.scheduler.config import SpeculationConfig
 from paceline.transport import TransportConfig
 from paceline.verifier.config import TargetConfig
@@ -118,7 +119,9 @@ class Engines:
             yield child
 
     @contextmanager
-    def drafted(self, name: str, k: int, **changes: Any) -> Iterator[Child]:
+    def drafted(
+        self, name: str, k: int, rows: RowNeeds | None = None, **changes: Any
+    ) -> Iterator[Child]:
         """Drafted decoding on the V2 runner."""
         speculation = Speculation(
             num_speculative_tokens=k,
@@ -127,6 +130,7 @@ class Engines:
             # Patient: a pass takes 0.1 s and more in the interpreter, and no test is about time.
             config=SpeculationConfig(patience_ms=20_000),
             transport=TransportConfig(),
+            rows=rows,
         )
         # Not left to vLLM: it would fall back to V1 without an error.
         environment = {MODEL_RUNNER: "1"}

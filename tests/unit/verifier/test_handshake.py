@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -12,9 +14,12 @@ from paceline.messages import (
     PROTOCOL_VERSION,
     Hello,
     Refuse,
+    RowNeeds,
+    RowsEndpoint,
     Welcome,
 )
 from paceline.verifier.handshake import TargetIdentity, check_hello
+from paceline.verifier.rows_offer import RowsOffer
 from tests.unit.wire import hello
 
 
@@ -135,3 +140,59 @@ def test_a_refusal_with_long_names_can_be_read() -> None:
         incarnation=9,
     )
     assert isinstance(decode(encode(check_hello(long, identity))), Refuse)
+
+
+OFFER = RowsOffer(
+    needs=RowNeeds(aux_layers=[2, 15, 30], final=True, kv_layers=[29]),
+    addresses=["ipc:///r/c.rows0", "ipc:///r/c.rows1"],
+)
+
+
+def with_states(offer: RowsOffer | None = OFFER) -> TargetIdentity:
+    return dataclasses.replace(target(), hidden_size=576, num_layers=30, rows=offer, block_size=16)
+
+
+def needing(needs: RowNeeds, hidden_size: int = 576) -> Hello:
+    return msgspec.structs.replace(hello(), needs=needs, hidden_size=hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("needs", "num_ranks"),
+    [
+        (None, 0),
+        (RowNeeds(), 0),
+        (RowNeeds(final=True), 1),
+        (RowNeeds(aux_layers=[15, 2]), 1),
+        (RowNeeds(aux_layers=[30]), 1),
+        (RowNeeds(kv_layers=[29], final=True), 2),
+    ],
+)
+def test_a_drafter_is_told_where_its_states_come_from(
+    needs: RowNeeds | None, num_ranks: int
+) -> None:
+    drafter = hello() if needs is None else needing(needs)
+    answer = check_hello(drafter, with_states())
+    assert isinstance(answer, Welcome)
+    assert answer.rows == [
+        RowsEndpoint(address=f"ipc:///r/c.rows{rank}", rank=rank) for rank in range(num_ranks)
+    ]
+    assert answer.block_size == 16
+
+
+@pytest.mark.parametrize(
+    ("drafter", "offer", "reason"),
+    [
+        (needing(RowNeeds(aux_layers=[2, 3])), OFFER, "needs the input of layer 3 of the target"),
+        (needing(RowNeeds(aux_layers=[31])), OFFER, "needs layer 31 and the target big has 30"),
+        (needing(RowNeeds(kv_layers=[30])), OFFER, "needs layer 30 and the target big has 30"),
+        (needing(RowNeeds(kv_layers=[28])), OFFER, "needs keys and values of layer 28 of"),
+        (needing(RowNeeds(final=True)), None, "needs the last norm's output of the target big"),
+        (needing(RowNeeds(final=True), 64), OFFER, "hidden size 64 and big has 576"),
+    ],
+)
+def test_a_drafter_is_refused_what_there_is_not(
+    drafter: Hello, offer: RowsOffer | None, reason: str
+) -> None:
+    answer = check_hello(drafter, with_states(offer))
+    assert isinstance(answer, Refuse)
+    assert reason in answer.reason
