@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.drafter.checkpoint import MASK_EMBEDDING, Checkpoint
 from paceline.drafter.draft_kind import DraftKind, draft_config
+from paceline.drafter.row_needs import takes_aux
 from paceline.errors import ModelError
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -69,7 +70,9 @@ def _eagle3(draft: Checkpoint, config: Mapping[str, Any]) -> DraftTensors:
     layers = [f"layers.{index}." for index in range(_num_layers(draft, config))]
     if any(name.startswith("midlayer.") for name in names):
         layers[0] = "midlayer."
-    required = {"fc.weight", "norm.weight", "lm_head.weight", f"{layers[0]}hidden_norm.weight"}
+    required = {"norm.weight", "lm_head.weight", f"{layers[0]}hidden_norm.weight"}
+    if takes_aux(config):
+        required.add("fc.weight")
     for layer in layers:
         required |= _layer(layer, qk_norm=config.get("model_type") == "qwen3")
     if config.get("norm_before_fc"):

@@ -47,6 +47,13 @@ class KVSlots:
         """Frees ``slot``."""
         self._free.append(slot)
 
+    @torch.inference_mode()
+    def wipe(self, slot: int) -> None:
+        """Zeroes ``slot``: a mask hides what is stale, but not a NaN."""
+        for held in (*self._keys, *self._values):
+            if slot < held.shape[0]:
+                held[slot].zero_()
+
     def reserve(self, length: int) -> int:
         """Makes room for cells below ``length``; returns a spare cell behind them."""
         if length >= self._capacity:

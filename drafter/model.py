@@ -73,6 +73,8 @@ class DraftModel(ABC):
     """What it drafts from besides tokens; None: nothing."""
     hidden_size: int = 0
     """Of the target that it was made for; 0: any."""
+    device: str = "cpu"
+    """Where it wants its rows."""
     is_stepwise: bool = True
     """Whether each token takes a forward of its own; a look-up finds all of them at once."""
 
@@ -87,6 +89,10 @@ class DraftModel(ABC):
     @abstractmethod
     def is_ready(self, request: DraftRequest) -> bool:
         """Returns whether ``draft`` may be called: the context is processed but for a short end."""
+
+    def has_work(self, request: DraftRequest) -> bool:
+        """Returns whether ``prepare`` has something to process now."""
+        return not self.is_ready(request)
 
     @abstractmethod
     def prepare(self, request: DraftRequest) -> None:

@@ -24,6 +24,11 @@ def default_eagle_layers(num_layers: int) -> list[int]:
     return [2, num_layers // 2, num_layers - 3]
 
 
+def takes_aux(config: Mapping[str, Any]) -> bool:
+    """Whether an EAGLE-3 draft takes auxiliary states; few take the final one as EAGLE-1 does."""
+    return bool(_mapping(config, "eagle_config").get("use_aux_hidden_state", True))
+
+
 def stated_layers(kind: DraftKind, config: Mapping[str, Any]) -> list[int]:
     """Returns the layers whose inputs the draft takes; empty where its config names none.
 
@@ -91,6 +96,8 @@ def row_needs(kind: DraftKind, draft: Checkpoint, target: Mapping[str, Any]) -> 
         ModelError: the target has no such states.
     """
     config = text_config(target)
+    if kind.method == "eagle3" and not takes_aux(draft_config(draft)):
+        return RowNeeds(final=True)
     if kind.method in WITH_AUX:
         return RowNeeds(aux_layers=aux_layers(kind, draft, config["num_hidden_layers"]))
     if kind.method == "mtp":

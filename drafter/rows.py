@@ -50,6 +50,11 @@ class RowBuffer:
         return self._version
 
     @property
+    def names(self) -> list[str]:
+        """Of the tensors; empty while there is no row."""
+        return list(self._held)
+
+    @property
     def has_gap(self) -> bool:
         """Whether rows are missing before others that are here."""
         return bool(self._ahead)
@@ -83,11 +88,13 @@ class RowBuffer:
         self.insert(first, self._ahead.pop(first))
 
     def _take(self, first: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        num_rows = len(next(iter(tensors.values())))
+        num_rows = _num_rows(tensors)
         if first > self._end:
-            if len(self._ahead) >= MAX_AHEAD:
+            before = self._ahead.get(first)
+            if before is None or _num_rows(before) < num_rows:
+                self._ahead[first] = tensors
+            if len(self._ahead) > MAX_AHEAD:
                 self._ahead.pop(min(self._ahead))
-            self._ahead[first] = tensors
             return
         known = self._end - first
         if known >= num_rows:
@@ -106,3 +113,7 @@ class RowBuffer:
                 grown[: len(held)] = held
             held = self._held[name] = grown
         return held
+
+
+def _num_rows(tensors: Mapping[str, torch.Tensor]) -> int:
+    return len(next(iter(tensors.values())))

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from paceline.drafter.model import Draft, DraftModel
 from paceline.drafter.pipelining import Pipelining
@@ -20,6 +21,9 @@ from paceline.errors import ProtocolError
 from paceline.messages import Hello
 from paceline.trace import DISABLED, Tracer
 from paceline.transport import CurveKeys, Dealer, TransportConfig, wait_any, wake_descriptor
+
+if TYPE_CHECKING:
+    from paceline.drafter.row_links import RowLinks
 
 logger = logging.getLogger("paceline.drafter")
 
@@ -39,7 +43,11 @@ class DraftService:
         transport: TransportConfig,
         keys: CurveKeys | None,
         tracer: Tracer = DISABLED,
+        max_store_bytes: int = 1 << 30,
     ) -> None:
+        """Args:
+        max_store_bytes: Of the rows of prompts that are kept for each verifier.
+        """
         self._hello = hello
         self._model = model
         self._addresses = addresses
@@ -50,6 +58,8 @@ class DraftService:
         self._stopping = threading.Event()
         self.welcomed = threading.Event()
         """Set while every verifier has taken this drafter in."""
+        self._rows: list[tuple[Session, RowLinks]] = []
+        self._max_store_bytes = max_store_bytes
         self._wake: int | None = None
         self._wake_lock = threading.Lock()
 
@@ -73,12 +83,7 @@ class DraftService:
                             self._tracer,
                         )
                     ),
-                    Session(
-                        hello=self._hello,
-                        model=self._model,
-                        clock=time.monotonic,
-                        silence_limit=self._transport.heartbeat_timeout_ms / 1000,
-                    ),
+                    self._session(stack),
                 )
                 for address in self._addresses
             ]
@@ -87,6 +92,24 @@ class DraftService:
             finally:
                 with self._wake_lock:
                     self._wake = None
+
+    def _session(self, stack: ExitStack) -> Session:
+        session = Session(
+            hello=self._hello,
+            model=self._model,
+            clock=time.monotonic,
+            silence_limit=self._transport.heartbeat_timeout_ms / 1000,
+        )
+        if self._model.needs is not None:
+            # Only now: a drafter that needs tokens alone needs no torch.
+            from paceline.drafter.row_inbox import RowInbox
+            from paceline.drafter.row_links import RowLinks
+
+            session.inbox = RowInbox(self._model.device, self._max_store_bytes)
+            links = RowLinks(self._hello, self._transport, self._keys, self._tracer)
+            stack.callback(links.close)
+            self._rows.append((session, links))
+        return session
 
     def stop(self) -> None:
         """Ends ``run`` soon; may be called from any thread."""
@@ -103,13 +126,22 @@ class DraftService:
             if now >= next_greeting:
                 for dealer, session in links:
                     dealer.send(session.greeting())
+                for _, row_links in self._rows:
+                    row_links.greet()
                 waiting = self._is_waiting(links)
                 pause = _CONNECT_RETRY if waiting else self._transport.heartbeat_ms / 1000
                 next_greeting = now + pause
             busy = drafted or self._has_work(links)
-            wait_any([dealer for dealer, _ in links], wake, 0 if busy else next_greeting - now)
+            until = min([next_greeting, *(session.held_until() for _, session in links)])
+            endpoints = [dealer for dealer, _ in links]
+            endpoints += [dealer for _, row_links in self._rows for dealer in row_links.dealers]
+            wait_any(endpoints, wake, 0 if busy else until - now)
             for dealer, session in links:
                 self._receive(dealer, session)
+            for session, row_links in self._rows:
+                assert session.inbox is not None
+                row_links.follow(session.welcome)
+                row_links.receive(session.inbox)
             if self._is_waiting(links):
                 self.welcomed.clear()
             else:
@@ -132,7 +164,7 @@ class DraftService:
 
     def _has_work(self, links: list[tuple[Dealer, Session]]) -> bool:
         return any(
-            not self._model.is_ready(request)
+            self._model.has_work(request)
             for _, session in links
             for request in session.requests.values()
         )
@@ -161,7 +193,7 @@ class DraftService:
         """Processes one piece of one request, then looks at the sockets again."""
         for _, session in links:
             for request in session.requests.values():
-                if not self._model.is_ready(request):
+                if self._model.has_work(request):
                     started = time.monotonic()
                     self._model.prepare(request)
                     self._tracer.span("draft", "prefill", started, time.monotonic())

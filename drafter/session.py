@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from paceline.drafter.model import Draft, DraftModel, DraftRequest, Scope
 from paceline.drafter.outlook import Outlook
@@ -15,6 +17,7 @@ from paceline.messages import (
     Close,
     Commit,
     Committed,
+    Flush,
     Hello,
     Message,
     Open,
@@ -28,7 +31,14 @@ from paceline.messages import (
 )
 from paceline.scheduler.branching import Branching
 
+if TYPE_CHECKING:
+    from paceline.drafter.row_inbox import RowInbox
+
 logger = logging.getLogger("paceline.drafter")
+
+MAX_HOLD = 0.05
+"""Seconds that a due proposal waits for rows. They leave the target before the commit does; with
+what is not here by then something is wrong."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +63,10 @@ class Session:
     branchings: dict[int, Branching] = field(default_factory=dict)
     """By handle, of the same requests; none where the verifier wants no branches."""
     outlook: Outlook = field(default_factory=Outlook)
+    inbox: RowInbox | None = None
+    """Of the target's states; None where the method needs none."""
+    _held: dict[int, float] = field(default_factory=dict)
+    """Handles whose proposal waits for rows, and since when."""
     _scope: Scope = field(default_factory=Scope)
 
     @property
@@ -71,6 +85,9 @@ class Session:
             case Welcome():
                 self.reset()
                 self.welcome = message
+                if self.inbox is not None:
+                    self.inbox.block_size = message.block_size
+                    self.inbox.num_ranks = max(1, len(message.rows))
             case Refuse():
                 raise RefusedError(message.reason)
             case Pong():
@@ -92,6 +109,9 @@ class Session:
                     if handle in self.requests:
                         self.requests[handle].ended = True
                     self._close(handle)
+            case Flush():
+                if self.inbox is not None:
+                    self.inbox.flush()
             case _:
                 logger.warning("ignored a %s out of turn", type(message).__name__)
         return None
@@ -112,10 +132,28 @@ class Session:
             self._close(handle)
         self.outlook = Outlook()
         self._scope = Scope()
+        if self.inbox is not None:
+            self.inbox.forget()
 
     def due(self) -> list[tuple[int, DraftRequest]]:
-        """Returns the requests for which a proposal is awaited."""
-        return [item for item in self.requests.items() if item[1].due]
+        """Returns the requests for which a proposal is awaited, and whose rows are not."""
+        return [item for item in self.requests.items() if item[1].due and not self._holds(item[0])]
+
+    def held_until(self) -> float:
+        """Returns when the first of the requests that wait for rows waits no longer."""
+        return min(self._held.values(), default=math.inf) + MAX_HOLD
+
+    def _holds(self, handle: int) -> bool:
+        """Whether a due request waits for rows: they overtake commits, and are overtaken."""
+        if self.inbox is None or self.inbox.is_complete(handle):
+            self._held.pop(handle, None)
+            return False
+        if self.clock() - self._held.setdefault(handle, self.clock()) < MAX_HOLD:
+            return True
+        # It is answered without drafts, and goes on behind what is missing.
+        del self._held[handle]
+        self.inbox.give_up(handle)
+        return False
 
     def proposal(self, drafts: list[tuple[int, DraftRequest, Draft]]) -> Proposal:
         """Returns the message for ``drafts``, which are no longer due then."""
@@ -135,6 +173,7 @@ class Session:
         return Proposal(proposals=proposals, spent_s=spent)
 
     def _open(self, message: Open) -> None:
+        before = self.requests.get(message.handle)
         self._close(message.handle)
         request = DraftRequest(
             tokens=message.prompt_ids + message.output_ids,
@@ -142,6 +181,8 @@ class Session:
             scope=self._scope,
         )
         self.requests[message.handle] = request
+        if self.inbox is not None:
+            self._collect(message, request, before)
         if self.is_pipelined:
             assert self.welcome is not None
             self.branchings[message.handle] = Branching(
@@ -150,6 +191,18 @@ class Session:
                 is_lookup=not self.model.is_stepwise,
             )
         self.model.open(request)
+
+    def _collect(self, message: Open, request: DraftRequest, before: DraftRequest | None) -> None:
+        """Begins to collect the request's rows, or goes on with those of ``before``."""
+        assert self.inbox is not None
+        rows = before.rows if before is not None else None
+        if before is not None and rows is not None:
+            if before.tokens == request.tokens[: len(before.tokens)]:
+                self.inbox.reopen(message.handle, request, rows, message.block_hashes)
+                return
+        # Of what was computed for another drafter no rows come.
+        num_past = len(request.tokens) - 1 if message.output_ids else message.num_computed_tokens
+        self.inbox.open(message.handle, request, num_past, message.block_hashes)
 
     def _commit(self, committed: Committed) -> bool:
         """Appends what was committed; returns False if it does not follow what is here."""
@@ -165,6 +218,8 @@ class Session:
             new = committed.tokens[known:]
             request.tokens.extend(new)
             request.due = committed.num_ready == 0
+            if self.inbox is not None:
+                self.inbox.add_hashes(committed.handle, committed.block_hashes)
             if (branching := self.branchings.get(committed.handle)) is not None:
                 branching.commit(new, committed.num_ready)
         return True
@@ -173,6 +228,9 @@ class Session:
         request = self.requests.pop(handle, None)
         self.branchings.pop(handle, None)
         self.outlook.forget(handle)
+        self._held.pop(handle, None)
+        if self.inbox is not None:
+            self.inbox.close(handle)
         if request is not None:
             self.model.close(request)
 
@@ -196,4 +254,6 @@ def make_hello(
         tokenizer_fingerprint=model.tokenizer_fingerprint,
         num_speculative_tokens=num_speculative_tokens,
         max_requests=max_requests,
+        needs=model.needs,
+        hidden_size=model.hidden_size,
     )

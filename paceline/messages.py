@@ -14,6 +14,7 @@ may add some, missing or mistyped ones make the message a ``ProtocolError``.
 | Branches        | drafter → verifier | drafts behind outcomes of the running pass, as made       |
 | Reopen          | drafter → verifier | the drafter has lost track of a request                   |
 | Close           | verifier → drafter | finished or aborted                                       |
+| Flush           | verifier → drafter | weights updated, sleep, the prefix cache was reset        |
 
 On the rows link, between a drafter and each rank of the target that sends rows:
 
@@ -70,6 +71,10 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Handle = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQUENCE_TOKENS)]
 Tokens = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_SEQUENCE_TOKENS)]
+BlockHashes = Annotated[
+    list[Annotated[bytes, msgspec.Meta(max_length=64)]],
+    msgspec.Meta(max_length=MAX_SEQUENCE_TOKENS),
+]
 ShortText = Annotated[str, msgspec.Meta(max_length=1024)]
 PathTokens = Annotated[
     list[TokenId], msgspec.Meta(min_length=2, max_length=2 * MAX_SPECULATIVE_TOKENS + 1)
@@ -188,11 +193,8 @@ class Open(_Message, frozen=True, kw_only=True):
     prompt_ids: Tokens
     output_ids: Tokens
     """What is committed already; empty for a new request. Not empty: a proposal is welcome."""
-    block_hashes: Annotated[
-        list[Annotated[bytes, msgspec.Meta(max_length=64)]],
-        msgspec.Meta(max_length=MAX_SEQUENCE_TOKENS),
-    ]
-    """The target's prefix-cache keys of the prompt's full blocks, first block first."""
+    block_hashes: BlockHashes
+    """The target's prefix-cache keys of the text's full blocks, first block first."""
     num_computed_tokens: Length
     """Prompt tokens that the target found in its prefix cache."""
     sampling: Sampling
@@ -213,6 +215,8 @@ class Committed(_Message, frozen=True, kw_only=True):
     holds them. 0: a proposal is due."""
     tokens: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=MAX_SEQUENCE_TOKENS)]
     """The accepted drafts and the bonus token, in order."""
+    block_hashes: BlockHashes = []
+    """Of the blocks that have become full since the last message on this request."""
 
 
 class Commit(_Message, frozen=True, kw_only=True):
@@ -293,6 +297,14 @@ class Close(_Message, frozen=True, kw_only=True):
     handles: Annotated[list[Handle], msgspec.Meta(max_length=MAX_BATCH_REQUESTS)]
 
 
+class Flush(_Message, frozen=True, kw_only=True):
+    """The target computes something else from now on, or has dropped its prefix cache: forget the
+    rows of ended requests."""
+
+    incarnation: Handle
+    """The verifier's."""
+
+
 class RowsHello(_Message, frozen=True, kw_only=True):
     """A drafter asks a rank for rows; said again at each heartbeat."""
 
@@ -366,6 +378,7 @@ Message = (
     | Reopen
     | Close
     | Branches
+    | Flush
     | RowsHello
     | RowsWelcome
     | Rows
@@ -383,6 +396,7 @@ MESSAGE_TYPES: tuple[type[Message], ...] = (
     Reopen,
     Close,
     Branches,
+    Flush,
     RowsHello,
     RowsWelcome,
     Rows,

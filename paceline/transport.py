@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import msgspec
 import zmq
@@ -35,6 +35,9 @@ from paceline.trace import DISABLED, Tracer
 MAX_MESSAGE_BYTES = 16 << 20
 """A longer frame closes its connection before it is read into memory. The longest is an Open: five
 bytes for each of up to ``MAX_SEQUENCE_TOKENS`` tokens."""
+
+MAX_ROWS_BYTES = 256 << 20
+"""Of one message of rows: a prefill chunk of 8,192 tokens of an 8B target has 200 MB."""
 
 MAX_DRAFTER_MESSAGE_BYTES = 4 << 20
 """The same for what drafters send."""
@@ -163,6 +166,10 @@ def _is_served(path: str) -> bool:
         return True
 
 
+Tensor: TypeAlias = bytes | bytearray | memoryview
+"""A tensor's bytes."""
+
+
 class _Endpoint:
     """What both ends share: a context of their own, a socket, bounded queues."""
 
@@ -271,15 +278,20 @@ class Router(_Endpoint):
             self._authenticator = None
         super().close()
 
-    def send(self, peer: bytes, message: Message) -> bool:
+    def send(self, peer: bytes, message: Message, tensors: Sequence[Tensor] = ()) -> bool:
         """Queues ``message`` for ``peer``; returns False if the peer does not keep up.
+
+        Args:
+            tensors: A frame for each tensor of Rows. They are not copied, and must stay as they
+                are until they have gone out, which nobody tells: hand over what is not written to.
 
         Raises:
             PeerGoneError: the peer is not connected.
         """
         started = time.monotonic()
         try:
-            self._socket.send_multipart([peer, *encode(message)], zmq.NOBLOCK)
+            frames = [peer, *encode(message), *tensors]
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=not tensors)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -313,8 +325,9 @@ class Dealer(_Endpoint):
         keys: CurveKeys | None,
         identity: bytes,
         tracer: Tracer = DISABLED,
+        max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        super().__init__(zmq.DEALER, address, high_water_mark)
+        super().__init__(zmq.DEALER, address, high_water_mark, max_bytes)
         self._identity = identity
         self._tracer = tracer
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
@@ -340,6 +353,11 @@ class Dealer(_Endpoint):
 
     def receive(self) -> Message | ProtocolError | None:
         """Returns the next message, or None; what does not decode comes as its error."""
+        received = self.receive_whole()
+        return None if received is None else received[0]
+
+    def receive_whole(self) -> tuple[Message | ProtocolError, list[bytes]] | None:
+        """Returns the next message with its tensors' frames, or None."""
         frames = self._receive_frames()
         if frames is None:
             return None
@@ -347,9 +365,9 @@ class Dealer(_Endpoint):
         try:
             message = decode(frames)
         except ProtocolError as error:
-            return error
+            return error, []
         trace_message(self._tracer, "receive", self._identity, message, started)
-        return message
+        return message, frames[2:]
 
 
 def probe_bind(address: str) -> None:

@@ -7,6 +7,7 @@ the folder in which the command is run.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +46,9 @@ class DraftRecipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
     at all (dflash, dspark): fewer cost less, and more text is seen in the same time."""
     learning_rate: float | None = None
     """At its highest; default: the method's own."""
+    start_from: str | None = None
+    """An earlier draft of the recipe, of the same method: what it learned is where this one starts,
+    which has more layers. At first they add nothing."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -70,6 +74,28 @@ class DraftRecipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise ValueError(f"{name} is {value}, it must be above 0")
         if self.share > 1:
             raise ValueError(f"share is {self.share}, it is 1 at the most")
+
+
+def _check_start(draft: DraftRecipe, earlier: Sequence[DraftRecipe]) -> None:
+    if draft.start_from is None:
+        return
+    base = next((one for one in earlier if one.name == draft.start_from), None)
+    if base is None:
+        raise ValueError(
+            f"{draft.name} starts from '{draft.start_from}', which is no earlier draft of the "
+            "recipe; name one that stands before it"
+        )
+    for name in ("method", "draft_vocab_size"):
+        if getattr(base, name) != getattr(draft, name):
+            raise ValueError(
+                f"{draft.name} starts from {base.name}, so {name} must be "
+                f"{getattr(base, name)} as there, not {getattr(draft, name)}"
+            )
+    if base.num_layers > draft.num_layers:
+        raise ValueError(
+            f"{draft.name} starts from {base.name}, which has {base.num_layers} layers, so "
+            f"num_layers must be at least that, not {draft.num_layers}"
+        )
 
 
 class EvaluationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,6 +158,8 @@ class Recipe(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             or not all(layer >= 0 for layer in self.layers)
         ):
             raise ValueError(f"layers is {self.layers}; they are numbers from 0, each once, rising")
+        for number, draft in enumerate(self.drafts):
+            _check_start(draft, self.drafts[:number])
         names = [draft.name for draft in self.drafts]
         for name in names:
             if names.count(name) > 1:

@@ -57,7 +57,7 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
     from paceline.training.methods import make
     from paceline.training.objective import Vocabulary
     from paceline.training.target import Target, target_folder, top_tokens
-    from paceline.training.trainer import CHECKPOINT, Schedule, Trainer
+    from paceline.training.trainer import CHECKPOINT, Schedule, Trainer, load_start
 
     torch.manual_seed(recipe.seed)
     if device == "cpu":
@@ -69,7 +69,12 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
     assert plan is not None
     counts, num_rows = corpus.counts(target.shape.vocab_size)
     folder = recipe.drafts_folder / draft.name
+    base = recipe.drafts_folder / draft.start_from if draft.start_from else None
     ids = load_vocabulary(folder)
+    if ids is None and base is not None:
+        ids = load_vocabulary(base)
+        if ids is not None:
+            save_vocabulary(folder, ids)
     if ids is None:
         ids = top_tokens(counts, draft.draft_vocab_size or target.shape.vocab_size)
         save_vocabulary(folder, ids)
@@ -82,6 +87,8 @@ def train_draft(recipe: Recipe, draft: DraftRecipe, device: str) -> None:
     validation = [batch.to(torch.device(device)) for batch in corpus.validation(NUM_VALIDATION)]
     start = None if (folder / TRAINING / CHECKPOINT).is_file() else corpus
     made = make(draft, target, vocabulary, plan.layers, start, recipe.seed)
+    if start is not None and base is not None:
+        load_start(base / TRAINING / CHECKPOINT, made.objective.model)
     made.objective.model.to(device)
     schedule = Schedule(
         rows=max(1, round(draft.passes * num_rows)),

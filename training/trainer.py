@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from paceline.errors import InputError
 from paceline.training.corpus import Batch, Corpus
 from paceline.training.objective import Objective, Rounds
 
@@ -253,6 +254,26 @@ def load_checkpoint(path: Path, model: nn.Module) -> dict[str, Tensor]:
     own = {name: value for name, value in tensors.items() if name.startswith("model.")}
     model.load_state_dict({name.removeprefix("model."): value for name, value in own.items()})
     return tensors
+
+
+def load_start(path: Path, model: nn.Module) -> None:
+    """Loads another training's parameters into a model that has more of them.
+
+    Raises:
+        InputError: there is no such training, or it has parameters that the model has not.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is not there: train the draft that this one starts from first")
+    own = {
+        name.removeprefix("model."): value
+        for name, value in load_file(path).items()
+        if name.startswith("model.")
+    }
+    known = model.state_dict()
+    for name, value in own.items():
+        if name not in known or known[name].shape != value.shape:
+            raise InputError(f"{path} has {name} of shape {list(value.shape)}, which has no place")
+    model.load_state_dict(own, strict=False)
 
 
 def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

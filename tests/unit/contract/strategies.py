@@ -17,6 +17,7 @@ from paceline.messages import (
     Close,
     Commit,
     Committed,
+    Flush,
     Hello,
     Message,
     Open,
@@ -58,6 +59,7 @@ committed = st.builds(
     num_drafted=st.integers(0, MAX_SPECULATIVE_TOKENS),
     num_ready=st.integers(0, MAX_SPECULATIVE_TOKENS),
     tokens=st.lists(token_ids, min_size=1, max_size=20),
+    block_hashes=st.lists(st.binary(max_size=64), max_size=5),
 )
 
 
@@ -164,6 +166,7 @@ by_type: dict[type[Message], SearchStrategy[Message]] = {
     Branches: st.builds(Branches, branches=st.lists(branch(), max_size=5)),
     Reopen: st.builds(Reopen, handles=st.lists(handles, max_size=9)),
     Close: st.builds(Close, handles=st.lists(handles, max_size=9)),
+    Flush: st.builds(Flush, incarnation=handles),
     RowsHello: st.builds(RowsHello, drafter=texts, incarnation=handles, verifier=handles),
     RowsWelcome: st.builds(RowsWelcome, verifier=handles, rank=ranks),
     Rows: rows(),

@@ -71,6 +71,7 @@ def test_type_numbers_are_the_ones_that_older_peers_know() -> None:
         "Reopen",
         "Close",
         "Branches",
+        "Flush",
         "RowsHello",
         "RowsWelcome",
         "Rows",

@@ -26,6 +26,10 @@ def test_every_recipe_loads(path: Path) -> None:
     assert recipe.prompts.held_out
 
 
+BASE = {"name": "a", "method": "eagle3", "num_layers": 2}
+NEXT = BASE | {"name": "b", "start_from": "a"}
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
@@ -48,6 +52,9 @@ def test_every_recipe_loads(path: Path) -> None:
         ({"drafts": [{"name": "a", "method": "mtp", "num_layers": 0}]}, "num_layers is 0"),
         ({"drafts": [{"name": "a", "method": "causal_lm"}]}, "needs at least 2"),
         ({"drafts": [{"name": "a", "method": "mtp"}] * 2}, "two drafts have the name 'a'"),
+        ({"drafts": [{"name": "a", "method": "mtp", "start_from": "b"}]}, "no earlier draft"),
+        ({"drafts": [BASE, NEXT | {"draft_vocab_size": 9}]}, "must be None as there"),
+        ({"drafts": [BASE, NEXT | {"num_layers": 1}]}, "at least that, not 1"),
         ({"evaluation": {"num_prompts": 0}}, "num_prompts is 0"),
         ({"evaluation": {"max_tokens": 1025}}, "max_tokens is 1025, it is 1024 at the most"),
         ({"evaluation": {"num_speculative_tokens": 0}}, "num_speculative_tokens is 0"),

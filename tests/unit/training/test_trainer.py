@@ -13,7 +13,7 @@ from paceline.training.autoregressive import Eagle3
 from paceline.training.corpus import Batch, Corpus
 from paceline.training.objective import AutoregressiveObjective, Loss, Vocabulary
 from paceline.training.target import Target
-from paceline.training.trainer import Schedule, Trainer
+from paceline.training.trainer import CHECKPOINT, Schedule, Trainer, load_start
 from tests.unit.training.tiny_states import LAYERS, tiny_corpus, tiny_states, tiny_target
 
 
@@ -45,10 +45,15 @@ class Interrupting(AutoregressiveObjective):
 
 
 def trainer(
-    target: Target, shards: Path, folder: Path, said: list[str], ends_at: int | None = None
+    target: Target,
+    shards: Path,
+    folder: Path,
+    said: list[str],
+    ends_at: int | None = None,
+    model: Eagle3 | None = None,
 ) -> Trainer:
     torch.manual_seed(0)
-    model = Eagle3(target.shape, target.embedding, len(LAYERS))
+    model = model or Eagle3(target.shape, target.embedding, len(LAYERS))
     vocabulary = Vocabulary(torch.arange(200), target.head)
     # All rows in all steps: nothing is left to chance but the order of the corpus.
     objective = Interrupting(model, vocabulary, num_steps=2, share=1.0)
@@ -88,6 +93,23 @@ def test_an_interrupted_training_comes_to_the_same_end(
     again = trainer(target, shards, tmp_path / "parts", said)
     again.run()
     assert again.state.steps == steps
+
+
+def test_a_draft_of_more_layers_starts_where_a_trained_one_ended(
+    target: Target, shards: Path, tmp_path: Path
+) -> None:
+    base = trainer(target, shards, tmp_path / "base", [])
+    base.run()
+    model = Eagle3(target.shape, target.embedding, len(LAYERS), num_layers=2)
+    deep = trainer(target, shards, tmp_path / "deep", [], model=model)
+    model.start_from(target, list(deep.corpus.batches(256, 0)))
+    load_start(tmp_path / "base" / CHECKPOINT, model)
+    assert deep.validate() == base.validate()
+
+    with pytest.raises(InputError, match="no place"):
+        load_start(tmp_path / "base" / CHECKPOINT, torch.nn.Linear(2, 2))
+    with pytest.raises(InputError, match="train the draft that this one starts from first"):
+        load_start(tmp_path / "none" / CHECKPOINT, model)
 
 
 def test_what_is_held_apart_is_not_learned_from(shards: Path) -> None:
