@@ -11,17 +11,20 @@ vocabulary.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from paceline.drafter.block_layout import BlockLayout
-from paceline.drafter.block_stack import BlockStack, Weights
-from paceline.drafter.checkpoint import MASK_EMBEDDING
+from paceline.drafter.block_stack import BlockStack
+from paceline.drafter.block_weights import Weights
+from paceline.drafter.checkpoint import MASK_EMBEDDING, Checkpoint
 from paceline.drafter.kv_slots import KVSlots
+from paceline.drafter.layers import Rotary
 from paceline.drafter.model import Draft, DraftModel, DraftRequest, Path
 from paceline.drafter.rows import RowBuffer
 from paceline.drafter.target_parts import TargetParts
@@ -44,88 +47,115 @@ class _State:
     """Of the rows; they are counted from 0."""
 
 
+class _FiniteSlots(KVSlots):
+    """Keeps numbers only: what another request has left in a cell is not seen, but NaN times 0 is
+    NaN."""
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        return super().update(keys.nan_to_num(), values.nan_to_num(), layer_idx)
+
+
 class BlockDrafter(DraftModel):
     """A block draft with weights; subclasses choose the tokens."""
 
     is_stepwise = False
 
     def __init__(
-        self, layout: BlockLayout, tensors: Mapping[str, Tensor], target: TargetParts
+        self,
+        layout: BlockLayout,
+        draft: Checkpoint,
+        target: TargetParts,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        """Args:
-            tensors: The draft's, all on one device and floating-point ones of one dtype.
-            target: On the same device, in the same dtype.
+        """Loads the draft.
+
+        Args:
+            target: On ``device``, in ``dtype``.
 
         Raises:
             ModelError: a tensor is missing or has another shape, or the target is another one.
         """
+        self.device = str(device)
+        self._torch_device, self._dtype = device, dtype
         self._layout = layout
-        self._weights = Weights(tensors, layout.method)
+        self._weights = Weights(draft, device, dtype)
         self._check_target(target)
-        self._stack = BlockStack(layout, self._weights)
-        self._embedding = (
-            self._weights.take("embed_tokens.weight", layout.vocab_size, layout.hidden_size)
-            if self._weights.has("embed_tokens.weight")
-            else target.embedding
-        )
+        hidden_size, num_ids = layout.shape.hidden_size, layout.draft_vocab_size
+        with torch.device("meta"):
+            self._stack = BlockStack(layout)
+        self._weights.load(self._stack)
+        if layout.value_scale != 1.0:
+            for name, parameter in self._stack.named_parameters():
+                if ".v_proj." in name:
+                    parameter.mul_(layout.value_scale)
+        self._rotary = Rotary(layout.rope, layout.shape.head_dim, device)
+        self._embedding = target.embedding
+        if "embed_tokens.weight" in self._weights:
+            self._embedding = self._weights.take(
+                "embed_tokens.weight", layout.vocab_size, hidden_size
+            )
         self._mask_embedding: Tensor | None = None
-        self._head = (
-            self._weights.take("lm_head.weight", layout.draft_vocab_size, layout.hidden_size)
-            if self._weights.has("lm_head.weight")
-            else target.lm_head
-        )
-        self._device = self._head.device
-        self._token_ids = torch.arange(len(self._head), device=self._device)
+        self._head = target.lm_head
+        if "lm_head.weight" in self._weights:
+            self._head = self._weights.take("lm_head.weight", num_ids, hidden_size)
+        self._token_ids = torch.arange(len(self._head), device=device)
         """The target's token of each row of the head.  # [V]"""
-        if self._weights.has("d2t"):
+        # As in vLLM: a head with a row for each of the target's tokens needs no map.
+        if "d2t" in self._weights and len(self._head) != target.vocab_size:
             self._token_ids = self._token_ids + self._weights.take("d2t", len(self._head))
         self._num_ids = int(self._token_ids.max()) + 1
         self._states: dict[DraftRequest, _State] = {}
-        self._cache = KVSlots()
-        self._sound = torch.ones(0, dtype=torch.bool, device=self._device)
+        self._cache = _FiniteSlots()
+        self._sound = torch.ones(0, dtype=torch.bool, device=device)
         """Of each slot, whether all of its rows were finite."""
         self.needs = RowNeeds(aux_layers=list(layout.aux_layers))
         self.hidden_size = layout.target_hidden_size
         self.vocab_size = target.vocab_size
 
     def _check_target(self, target: TargetParts) -> None:
-        layout = self._layout
-        own = [self._weights.has(f"{name}.weight") for name in ("embed_tokens", "lm_head")]
-        rows = layout.vocab_size if own[0] else target.vocab_size
+        layout, size = self._layout, self._layout.shape.hidden_size
+        own = [f"{name}.weight" in self._weights for name in ("embed_tokens", "lm_head")]
+        num_rows = layout.vocab_size if own[0] else target.vocab_size
         problem = ""
         if layout.target_hidden_size != target.hidden_size:
-            problem = (
-                f"states of size {layout.target_hidden_size}, and this one has {target.hidden_size}"
-            )
-        elif not all(own) and layout.hidden_size != target.hidden_size:
-            problem = (
-                f"an embedding and a head of size {layout.hidden_size}, which this one lacks with "
-                f"{target.hidden_size}"
-            )
+            problem = f"states of size {layout.target_hidden_size} and not {target.hidden_size}"
+        elif not all(own) and size != target.hidden_size:
+            problem = f"an embedding and a head of size {size} and not {target.hidden_size}"
         elif max(layout.aux_layers) > target.num_layers:
-            problem = (
-                f"at least {max(layout.aux_layers)} layers, and this one has {target.num_layers}"
-            )
-        elif layout.vocab_size < target.vocab_size or layout.mask_token >= rows:
-            problem = f"{layout.vocab_size} tokens, and this one has {target.vocab_size}"
-        elif layout.draft_vocab_size < target.vocab_size:
-            missing = [name for name in ("lm_head.weight", "d2t") if not self._weights.has(name)]
-            if missing:
-                raise ModelError(
-                    f"this {layout.method} draft has {layout.draft_vocab_size} of the target's "
-                    f"{target.vocab_size} tokens, but no {' and no '.join(missing)}, which would "
-                    "say which: fetch it again"
-                )
+            problem = f"{max(layout.aux_layers)} layers or more and not {target.num_layers}"
+        elif layout.vocab_size < target.vocab_size or layout.mask_token >= num_rows:
+            problem = f"{layout.vocab_size} tokens and not {target.vocab_size}"
         if problem:
             raise ModelError(
                 f"this {layout.method} draft was made for a target with {problem}: take the draft "
                 "of this target"
             )
+        if layout.draft_vocab_size < target.vocab_size:
+            for name in ("lm_head.weight", "d2t"):
+                if name not in self._weights:
+                    raise ModelError(
+                        f"this {layout.method} draft has {layout.draft_vocab_size} of the target's "
+                        f"{target.vocab_size} tokens, but no {name} that says which: fetch it again"
+                    )
 
     def _use_mask_embedding(self) -> None:
         """Takes the embedding of mask tokens from the draft, where it has its own."""
-        if self._weights.has(MASK_EMBEDDING):
-            self._mask_embedding = self._weights.take(MASK_EMBEDDING, self._layout.hidden_size)
+        if MASK_EMBEDDING in self._weights:
+            size = self._layout.shape.hidden_size
+            self._mask_embedding = self._weights.take(MASK_EMBEDDING, size)
+
+    def warm_up(self) -> None:
+        """Drafts once: the first forward takes many times as long as the others."""
+        rows = RowBuffer(device=self._torch_device)
+        width = self.hidden_size * len(self._layout.aux_layers)
+        rows.insert(0, {"aux": torch.zeros(7, width)})
+        request = DraftRequest(tokens=[0] * 8, rows=rows)
+        self.open(request)
+        self.draft([request], 2, self.vocab_size)
+        self.close(request)
 
     def open(self, request: DraftRequest) -> None:
         state = _State(slot=self._cache.take())
@@ -136,13 +166,19 @@ class BlockDrafter(DraftModel):
     def close(self, request: DraftRequest) -> None:
         state = self._states.pop(request, None)
         if state is not None:
+            self._cache.wipe(state.slot)
             self._cache.give_back(state.slot)
 
     def is_ready(self, request: DraftRequest) -> bool:
-        if self._is_too_long(request, 1):
-            return True
-        rows, wanted = request.rows, len(request.tokens) - 1
-        return rows is not None and rows.end >= wanted and wanted - self._known(request) <= CHUNK
+        rows = request.rows
+        is_here = rows is not None and rows.end >= len(request.tokens) - 1
+        return is_here and not self.has_work(request)
+
+    def has_work(self, request: DraftRequest) -> bool:
+        rows = request.rows
+        if rows is None or self._is_too_long(request, 1):
+            return False
+        return min(rows.end, len(request.tokens) - 1) - self._known(request) > CHUNK
 
     @torch.inference_mode()
     def prepare(self, request: DraftRequest) -> None:
@@ -234,24 +270,21 @@ class BlockDrafter(DraftModel):
                 for position in range(first, first + count)
             ]
         )
-        row_slots, cells, positions = numbers.to(self._device).T
+        row_slots, cells, positions = numbers.to(self._torch_device).T
         finite = projected.isfinite().all(-1)
         self._sound[row_slots[~finite]] = False
         projected = torch.where(finite[:, None], projected, 0)
         self._cache.reserve(max(state.end - state.begin for state, *_ in fed))
         # Length 0: nothing is read back.
         self._cache.begin(slots, 0, row_slots, cells[:, None], numbers.new_empty(3, 0))
-        self._stack.remember(projected, positions, self._store)
+        self._stack.remember(projected, positions, self._rotary, self._cache)
 
     def _projected(self, rows: RowBuffer, first: int, last: int) -> Tensor:
         """Returns rows behind ``fc``, [N, H]: the verifier may have applied it."""
-        if rows.has("projected"):
-            return rows.get("projected", first, last)
-        return self._stack.project(rows.get("aux", first, last))
-
-    def _store(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        # What another request has left in a cell is not seen, but NaN times 0 is NaN.
-        return self._cache.update(keys.nan_to_num(), values.nan_to_num(), layer)
+        if "projected" in rows.names:
+            return rows.get("projected", first, last).to(self._dtype)
+        projected: Tensor = self._stack.fc(rows.get("aux", first, last).to(self._dtype))
+        return projected
 
     def _draft(
         self, requests: Sequence[DraftRequest], num_tokens: int, vocab_size: int
@@ -268,14 +301,14 @@ class BlockDrafter(DraftModel):
                 for state, request in zip(states, requests, strict=True)
             ]
         )
-        row_slots, num_cells, first, anchors = numbers.to(self._device).T
-        steps = torch.arange(num_slots, device=self._device)
+        row_slots, num_cells, first, anchors = numbers.to(self._torch_device).T
+        steps = torch.arange(num_slots, device=self._torch_device)
         tokens = first.new_full((len(requests), num_slots), self._layout.mask_token)
         tokens[:, 0] = anchors
         cells = num_cells[:, None] + steps
         self._cache.begin(slots, length, row_slots, cells, numbers.new_empty(3, 0))
-        hidden = self._stack.fill(
-            self._embed(tokens), first[:, None] + steps, num_cells, self._store
+        hidden = self._stack(
+            self._embed(tokens), first[:, None] + steps, num_cells, self._rotary, self._cache
         )
         allowed = self._token_ids < vocab_size if vocab_size < self._num_ids else None
         chosen, confidence, finite = self._choose(

@@ -8,11 +8,13 @@ vllm/transformers_utils/configs/speculators/algos.py.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.drafter.draft_kind import DraftKind
+from paceline.drafter.layers import LayerShape
 from paceline.drafter.row_needs import stated_layers
 from paceline.errors import ModelError
 
@@ -37,15 +39,9 @@ class BlockLayout:
 
     method: str
     """In messages: ``DFlash`` or ``DSpark``."""
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    has_bias: bool
-    """Whether the projections of attention have biases."""
+    shape: LayerShape
+    rope: Mapping[str, Any]
+    """What ``Rotary`` reads."""
     sights: tuple[Sight, ...]
     """Of each layer."""
     vocab_size: int
@@ -121,21 +117,18 @@ def common(
         ModelError: a field is missing, or says something that is not supported.
     """
     inner, nested = config.inner, config.nested
-    num_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
-    rope = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
     config.refuse(
         {
-            f"rotary embeddings of kind {kind}": kind != "default",
-            "rotary embeddings of a part of the head": rope.get("partial_rotary_factor", 1) != 1,
             "interleaved rotary embeddings": inner.get("is_neox_style") is False,
             "attention_sink_bias": nested.get(
                 "attention_sink_bias", inner.get("add_swa_attention_sink_bias")
             ),
             "quantized weights": inner.get("quantization_config")
             or config.outer.get("quantization_config"),
-            "use_aux_hidden_state false": _first(nested, inner, "use_aux_hidden_state") is False,
-            f"hidden_act {inner.get('hidden_act')}": inner.get("hidden_act", "silu") != "silu",
+            "use_aux_hidden_state false": nested.get(
+                "use_aux_hidden_state", inner.get("use_aux_hidden_state")
+            )
+            is False,
         }
     )
     vocab_size = config.integer("vocab_size")
@@ -143,19 +136,16 @@ def common(
         raise config.error(f"mask_token_id is {mask_token}, but vocab_size {vocab_size}")
     # The class of Qwen3's config has a default of its own; that of speculators has none.
     is_qwen3 = not config.is_speculators and inner.get("model_type") == "qwen3"
+    head_dim = {"head_dim": _QWEN3_HEAD_DIM} if is_qwen3 else {}
+    shape = LayerShape.from_config({**head_dim, **inner}, qk_norm=True)
+    rope = dict(inner)
+    if not (inner.get("rope_parameters") or {}).get("rope_theta"):
+        rope["rope_theta"] = inner.get("rope_theta") or _QWEN3_THETA
     draft_vocab_size = config.outer.get("draft_vocab_size")
     return {
         "method": config.method,
-        "hidden_size": hidden_size,
-        "intermediate_size": config.integer("intermediate_size"),
-        "num_heads": num_heads,
-        "num_kv_heads": config.integer("num_key_value_heads"),
-        "head_dim": config.integer(
-            "head_dim", _QWEN3_HEAD_DIM if is_qwen3 else hidden_size // num_heads
-        ),
-        "rms_norm_eps": float(inner.get("rms_norm_eps", 1e-6)),
-        "rope_theta": float(rope.get("rope_theta") or inner.get("rope_theta") or _QWEN3_THETA),
-        "has_bias": bool(inner.get("attention_bias", False)),
+        "shape": dataclasses.replace(shape, mlp_bias=False),
+        "rope": rope,
         "sights": _sights(config, causal),
         "vocab_size": vocab_size,
         "draft_vocab_size": config.checked("draft_vocab_size", draft_vocab_size, vocab_size),
@@ -165,15 +155,11 @@ def common(
         "first_slot": first_slot,
         "aux_layers": _aux_layers(config),
         "target_hidden_size": config.checked(
-            "target_hidden_size", config.outer.get("target_hidden_size"), hidden_size
+            "target_hidden_size", config.outer.get("target_hidden_size"), shape.hidden_size
         ),
         "value_scale": float(nested.get("attention_value_scale") or 1.0),
         "logit_scale": float(inner.get("logit_scale", 1.0)),
     }
-
-
-def _first(nested: Mapping[str, Any], inner: Mapping[str, Any], name: str) -> Any:
-    return nested.get(name, inner.get(name))
 
 
 def mask_token(config: ConfigReader) -> int:

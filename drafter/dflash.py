@@ -7,12 +7,11 @@ Each mask token of a block drafts the token of its own position, all at once and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+import torch
 from torch import Tensor
 
 from paceline.drafter.block import BlockDrafter, best
+from paceline.drafter.checkpoint import Checkpoint
 from paceline.drafter.dflash_layout import dflash_layout
 from paceline.drafter.target_parts import TargetParts
 
@@ -21,14 +20,10 @@ class DFlashDrafter(BlockDrafter):
     """A DFlash draft in z-lab's or speculators' layout."""
 
     def __init__(
-        self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetParts
+        self, draft: Checkpoint, target: TargetParts, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Args are those of ``BlockDrafter``; ``config`` is the draft's ``config.json``.
-
-        Raises:
-            ModelError: the draft cannot be used, or not with this target.
-        """
-        super().__init__(dflash_layout(config), tensors, target)
+        """Loads the draft; arguments and errors are those of ``BlockDrafter``."""
+        super().__init__(dflash_layout(draft.config), draft, target, device, dtype)
         self._use_mask_embedding()
 
     def _choose(

@@ -11,15 +11,13 @@ a slot's token is accepted if those before it are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from paceline.drafter.block import BlockDrafter, best
-from paceline.drafter.dspark_layout import DSparkLayout, dspark_layout
+from paceline.drafter.checkpoint import Checkpoint
+from paceline.drafter.dspark_layout import dspark_layout
 from paceline.drafter.target_parts import TargetParts
 
 
@@ -31,15 +29,11 @@ class DSparkDrafter(BlockDrafter):
     """
 
     def __init__(
-        self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetParts
+        self, draft: Checkpoint, target: TargetParts, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Args are those of ``BlockDrafter``; ``config`` is the draft's ``config.json``.
-
-        Raises:
-            ModelError: the draft cannot be used, or not with this target.
-        """
-        layout = dspark_layout(config)
-        super().__init__(layout, tensors, target)
+        """Loads the draft; arguments and errors are those of ``BlockDrafter``."""
+        layout = dspark_layout(draft.config)
+        super().__init__(layout, draft, target, device, dtype)
         weights, rank = self._weights, layout.markov_rank
         self._num_candidates = layout.num_candidates
         # Of each token of the target, and of each row of the head.
@@ -47,8 +41,8 @@ class DSparkDrafter(BlockDrafter):
         self._behind = weights.take("markov_head.markov_w2.weight", len(self._head), rank)
         self._confidence: tuple[Tensor, Tensor] | None = None
         self._confidence_sees_token = layout.confidence_sees_token
-        if layout.has_confidence and weights.has("confidence_head.proj.weight"):
-            size = layout.hidden_size + (rank if layout.confidence_sees_token else 0)
+        if layout.has_confidence and "confidence_head.proj.weight" in weights:
+            size = layout.shape.hidden_size + (rank if layout.confidence_sees_token else 0)
             self._confidence = (
                 weights.take("confidence_head.proj.weight", 1, size).float(),
                 weights.take("confidence_head.proj.bias", 1).float(),
