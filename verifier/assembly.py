@@ -67,6 +67,7 @@ def build_pipeline(
     num_speculative_tokens: int,
     hidden_size: int = 0,
     num_layers: int = 0,
+    num_kv_heads: int = 1,
     block_size: int = 0,
     tracer: Tracer,
 ) -> Pipeline:
@@ -83,6 +84,7 @@ def build_pipeline(
         ),
         hidden_size=hidden_size,
         num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
         rows=settings.rows,
         block_size=block_size,
     )

@@ -34,6 +34,8 @@ class TargetIdentity:
     """Outcomes to draft behind while a pass runs, per request; 0: none."""
     hidden_size: int = 0
     num_layers: int = 0
+    num_kv_heads: int = 1
+    """Over all ranks."""
     rows: RowsOffer | None = None
     """The states that it can send; None: none."""
     block_size: int = 0
@@ -59,7 +61,11 @@ def check_hello(hello: Hello, target: TargetIdentity) -> Welcome | Refuse:
         max_model_len=min(target.max_model_len, MAX_SEQUENCE_TOKENS),
         data_parallel_rank=target.data_parallel_rank,
         max_branches=target.max_branches,
-        rows=target.rows.endpoints(needs) if target.rows is not None and needs is not None else [],
+        rows=(
+            target.rows.endpoints(needs, target.num_kv_heads)
+            if target.rows is not None and needs is not None
+            else []
+        ),
         block_size=target.block_size,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from paceline.transport import CurveKeys
 from paceline.verifier.assembly import EngineSettings
 from paceline.verifier.host_copy import HostCopier
+from paceline.verifier.kv_rows import KvReader
 from paceline.verifier.rows_export import Computed, Packed, choose, pack
 from paceline.verifier.rows_link import Pass, RowsLink
 from paceline.verifier.rows_plan import RowsPlan
@@ -26,16 +27,23 @@ class RowExporter:
         device: Where the target computes.
         """
         assert settings.rows is not None
-        self._needs = settings.rows.needs
+        self.needs = settings.rows.needs
+        """What may be asked for; ``aux_layers`` is the order of ``export``'s."""
         self._rank = rank
+        self._readers: dict[int, KvReader] = {}
+        self._first_head = 0
         self._copier = HostCopier(device)
         keys = CurveKeys.read(Path(settings.key_file)) if settings.key_file else None
         self.link = RowsLink(settings.rows.addresses[rank], rank, settings.transport, keys)
 
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The layers whose input ``export`` gets, in this order."""
-        return tuple(self._needs.aux_layers)
+    def read_caches(self, readers: dict[int, KvReader], first_head: int) -> None:
+        """Takes in how keys and values are read.
+
+        Args:
+            readers: By layer; empty on a rank whose heads another one sends already.
+            first_head: Which of the target's heads this rank's first one is.
+        """
+        self._readers, self._first_head = readers, first_head
 
     def start(self) -> None:
         """Opens the endpoint.
@@ -58,16 +66,18 @@ class RowExporter:
         input_ids: torch.Tensor,
         num_sampled: torch.Tensor,
         bonus: torch.Tensor,
+        slots: Callable[[int], torch.Tensor],
     ) -> None:
         """Sends the committed rows of a pass to those who need them.
 
         Args:
             computed: All requests of the pass, in the batch's order.
-            aux: The input of each of ``aux_layers``, each [T or more, H].
+            aux: The input of each of ``needs.aux_layers``, each [T or more, H].
             final: The last norm's output, [T or more, H].
             input_ids: [T or more], integers.
             num_sampled: [R], integers: accepted drafts and the bonus token; 0 within a prompt.
             bonus: [R], integers: the last token that was sampled; anything within a prompt.
+            slots: From a layer to where the pass's keys and values lie in its cache, [T or more].
         """
         spans, rows = choose(plan, computed)
         if not spans:
@@ -83,6 +93,16 @@ class RowExporter:
                 tensors["aux"] = pack(aux, rows)
             if any(needs.final for needs in asked):
                 tensors["final"] = pack([final], rows)
+        wanted = {layer for needs in plan.drafters.values() for layer in needs.kv_layers}
+        for layer in sorted(wanted & self._readers.keys()):
+            chosen = pack([slots(layer).unsqueeze(1)], rows).squeeze(1)
+            tensors[f"key.{layer}"], tensors[f"value.{layer}"] = self._readers[layer].read(chosen)
         arrived = self._copier.start(tensors)
-        packed = Packed(spans=spans, drafters=plan.drafters, tensors={}, aux_layers=self.aux_layers)
+        packed = Packed(
+            spans=spans,
+            drafters=plan.drafters,
+            tensors={},
+            aux_layers=tuple(self.needs.aux_layers),
+            first_head=self._first_head,
+        )
         self.link.post(Pass(plan.verifier, lambda: replace(packed, tensors=arrived())))

@@ -21,14 +21,16 @@ class RowsOffer(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     addresses: list[str]
     """Where each rank of the target binds, rank 0 first."""
 
-    def endpoints(self, needs: RowNeeds) -> list[RowsEndpoint]:
+    def endpoints(self, needs: RowNeeds, num_kv_heads: int) -> list[RowsEndpoint]:
         """Returns whom a drafter with ``needs`` dials.
 
         Hidden states are equal on all ranks, so that the first one's are enough. Keys and values
-        are split by head: every rank has some.
+        are split by head: every rank has some, and neighbours the same ones where the target has
+        fewer of them than ranks.
         """
-        addresses = self.addresses if needs.kv_layers else self.addresses[:1]
-        return [RowsEndpoint(address=address, rank=rank) for rank, address in enumerate(addresses)]
+        num_ranks = len(self.addresses)
+        ranks = range(0, num_ranks, max(1, num_ranks // num_kv_heads)) if needs.kv_layers else [0]
+        return [RowsEndpoint(address=self.addresses[rank], rank=rank) for rank in ranks]
 
 
 def rows_addresses(control: str, num_ranks: int) -> list[str]:

@@ -62,6 +62,7 @@ class PipelineScheduler(Scheduler):
             num_speculative_tokens=self.num_spec_tokens,
             hidden_size=vllm_config.model_config.get_hidden_size(),
             num_layers=vllm_config.model_config.get_total_num_hidden_layers(),
+            num_kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
             block_size=self.hash_block_size,
             tracer=self._tracer,
         )

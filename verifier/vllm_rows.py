@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.interfaces import supports_eagle3
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.utils.torch_utils import is_quantized_kv_cache
 
 from paceline.errors import ModelError
 from paceline.verifier.assembly import SETTINGS_KEY, EngineSettings
+from paceline.verifier.kv_rows import KvReader
 from paceline.verifier.row_exporter import RowExporter
 from paceline.verifier.rows_export import Computed
 
@@ -24,6 +29,8 @@ def make_exporter(vllm_config: VllmConfig, device: torch.device) -> RowExporter 
     settings = EngineSettings.from_dict(vllm_config.additional_config[SETTINGS_KEY])
     if settings.rows is None:
         return None
+    if settings.rows.needs.kv_layers:
+        check_caches(vllm_config)
     return RowExporter(settings, get_tp_group().rank_in_group, device)
 
 
@@ -42,6 +49,83 @@ def give_states_away(model: Any, layers: Sequence[int]) -> None:
             "this vLLM; use a draft that works from tokens or from the last hidden state"
         )
     model.set_aux_hidden_state_layers(tuple(layers))
+
+
+def check_caches(vllm_config: VllmConfig) -> None:
+    """Raises ``ModelError`` where the target's cache does not hold keys and values as they are."""
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    if is_quantized_kv_cache(cache_dtype):
+        raise ModelError(
+            f"a draft needs the target's keys and values, and its cache is kept in {cache_dtype}; "
+            "start it with target.engine_args.kv_cache_dtype: auto"
+        )
+    if vllm_config.model_config.use_mla:
+        raise ModelError(
+            "a draft needs the target's keys and values, and this target's attention (MLA) keeps "
+            "them compressed; use another draft"
+        )
+
+
+def learn_caches(exporter: RowExporter, layers: Mapping[str, Any], vllm_config: VllmConfig) -> None:
+    """Learns how the attention backends keep keys and values of the offered layers.
+
+    Args:
+        layers: By name, vLLM's ``static_forward_context``; their caches are empty still.
+
+    Raises:
+        ModelError: a layer has none, or keeps them in a form that cannot be read.
+    """
+    config = vllm_config.model_config
+    group = get_tp_group()
+    # Where there are fewer heads than ranks, several ranks have the same ones.
+    copies = max(1, group.world_size // config.get_total_num_kv_heads())
+    rank, is_copy = divmod(group.rank_in_group, copies)
+    readers: dict[int, KvReader] = {}
+    num_heads = 0
+    for number, name in layer_names(layers, exporter.needs.kv_layers).items():
+        layer = layers[name]
+        try:
+            readers[number] = KvReader(
+                layer.kv_cache,
+                partial(_write, layer),
+                layer.num_kv_heads,
+                (layer.head_size, layer.head_size_v),
+                config.dtype,
+            )
+        except ModelError as error:
+            raise ModelError(
+                f"a draft needs keys and values of the target's layer {number}, which vLLM's "
+                f"backend {layer.attn_backend.get_name()} keeps in {error}; set another one in "
+                "target.engine_args, or use another draft"
+            ) from error
+        num_heads = num_heads or layer.num_kv_heads
+    exporter.read_caches({} if is_copy else readers, rank * num_heads)
+
+
+def layer_names(layers: Mapping[str, Any], numbers: Sequence[int]) -> dict[int, str]:
+    """Returns vLLM's names of the attention layers ``numbers``.
+
+    Raises:
+        ModelError: one of them keeps no keys and values of its own.
+    """
+    found = {
+        extract_layer_index(name): name
+        for name, layer in layers.items()
+        if isinstance(layer, Attention)
+        and layer.kv_sharing_target_layer_name is None
+        and hasattr(layer.impl, "do_kv_cache_update")
+    }
+    for number in numbers:
+        if number not in found:
+            raise ModelError(
+                f"a draft needs keys and values of the target's layer {number}, which keeps none "
+                "that can be read; use a draft that was trained for this target"
+            )
+    return {number: found[number] for number in numbers}
+
+
+def _write(layer: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    layer.impl.do_kv_cache_update(layer, key, value, layer.kv_cache, slots)
 
 
 def computed_by(

@@ -42,7 +42,13 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner as V2Runner
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner as V1Runner
 
-from paceline.verifier.vllm_rows import computed_by, give_states_away, make_exporter
+from paceline.verifier.vllm_rows import (
+    computed_by,
+    give_states_away,
+    layer_names,
+    learn_caches,
+    make_exporter,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -77,6 +83,7 @@ class _V1Hooks(V1Runner):
     """V1 reads the drafts in the scheduler's output: nothing has to be brought in."""
 
     exporter: RowExporter | None = None
+    _layer_names: Mapping[int, str] = {}
     _states_before: dict[int, torch.Tensor] = {}
 
     def check_and_prepare(self) -> None:
@@ -84,9 +91,18 @@ class _V1Hooks(V1Runner):
 
     def load_model(self, *arguments: Any, **named: Any) -> None:
         super().load_model(*arguments, **named)
-        if self.exporter is not None and self.exporter.aux_layers:
-            give_states_away(self.get_model(), self.exporter.aux_layers)
+        if self.exporter is not None and self.exporter.needs.aux_layers:
+            give_states_away(self.get_model(), self.exporter.needs.aux_layers)
             self.use_aux_hidden_state_outputs = True
+
+    def initialize_kv_cache(
+        self, *arguments: Any, is_profiling: bool = False, **named: Any
+    ) -> None:
+        super().initialize_kv_cache(*arguments, is_profiling=is_profiling, **named)
+        if self.exporter is not None and not is_profiling:
+            layers = self.compilation_config.static_forward_context
+            learn_caches(self.exporter, layers, self.vllm_config)
+            self._layer_names = layer_names(layers, self.exporter.needs.kv_layers)
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         # vLLM would ask its own drafter's context length. If one request is too long for it, the
@@ -135,6 +151,9 @@ class _V1Hooks(V1Runner):
         hidden_states: torch.Tensor,
         sample_hidden_states: torch.Tensor,
         aux_hidden_states: list[torch.Tensor] | None,
+        spec_decode_metadata: Any,
+        common_attn_metadata: Any,
+        slot_mappings: Any,
         *_: Any,
         **__: Any,
     ) -> list[list[int]]:
@@ -157,6 +176,7 @@ class _V1Hooks(V1Runner):
                 input_ids=torch.from_numpy(np.concatenate(texts)),
                 num_sampled=torch.tensor([len(tokens) for tokens in sampled_token_ids]),
                 bonus=torch.tensor([tokens[-1] if tokens else 0 for tokens in sampled_token_ids]),
+                slots=lambda layer: slot_mappings[self._layer_names[layer]],
             )
         return [[] for _ in sampled_token_ids]
 
@@ -182,6 +202,7 @@ class _V2Hooks(V2Runner):
     """
 
     exporter: RowExporter | None = None
+    _layer_names: Mapping[int, str] = {}
     _scheduled: SchedulerOutput
 
     def check_and_prepare(self) -> None:
@@ -201,9 +222,18 @@ class _V2Hooks(V2Runner):
 
     def load_model(self, *arguments: Any, **named: Any) -> None:
         super().load_model(*arguments, **named)
-        if self.exporter is not None and self.exporter.aux_layers:
-            give_states_away(self.get_model(), self.exporter.aux_layers)
+        if self.exporter is not None and self.exporter.needs.aux_layers:
+            give_states_away(self.get_model(), self.exporter.needs.aux_layers)
             self.use_aux_hidden_state_outputs = True
+
+    def initialize_kv_cache(
+        self, *arguments: Any, is_profiling: bool = False, **named: Any
+    ) -> None:
+        super().initialize_kv_cache(*arguments, is_profiling=is_profiling, **named)
+        if self.exporter is not None and not is_profiling:
+            layers = self.compilation_config.static_forward_context
+            learn_caches(self.exporter, layers, self.vllm_config)
+            self._layer_names = layer_names(layers, self.exporter.needs.kv_layers)
 
     def update_requests(self, scheduler_output: SchedulerOutput) -> None:
         # Not earlier: a new request has its slot only now. Not later: the inputs come next.
@@ -219,6 +249,7 @@ class _V2Hooks(V2Runner):
         final: torch.Tensor,
         aux: list[torch.Tensor] | None,
         num_sampled: torch.Tensor,
+        slot_mappings: dict[str, torch.Tensor],
     ) -> None:
         """Sends the rows of the pass that has just been sampled; all tensors are the device's."""
         plan = getattr(self._scheduled, PLAN_ATTRIBUTE, None)
@@ -232,6 +263,7 @@ class _V2Hooks(V2Runner):
                 input_ids=input_batch.input_ids,
                 num_sampled=num_sampled,
                 bonus=self.req_states.last_sampled_tokens[input_batch.idx_mapping].flatten(),
+                slots=lambda layer: slot_mappings[self._layer_names[layer]],
             )
 
     def take_draft_token_ids(self) -> None:
@@ -290,5 +322,7 @@ class _NoSpeculator(BaseSpeculator):
     ) -> torch.Tensor:
         """Returns what the runner keeps as drafts until the scheduler's come, [num_reqs, K]."""
         if not dummy_run:
-            self._export(input_batch, last_hidden_states, aux_hidden_states, num_sampled)
+            self._export(
+                input_batch, last_hidden_states, aux_hidden_states, num_sampled, slot_mappings
+            )
         return self._unread[: input_batch.num_reqs]

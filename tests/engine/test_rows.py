@@ -16,14 +16,14 @@ import torch
 from paceline.messages import RowNeeds
 from paceline.verifier.engine import GenerationRequest
 from tests.engine.conftest import EngineHost, prompt, speculation, start_engine, tiny_target
-from tests.engine.rows import Collected, Reference
 from tests.fakes import FakeDrafter, noisy, oracle_of
+from tests.rows import Collected, Reference, compare, is_complete
 from tests.tiny import VOCAB_SIZE
 
 pytestmark = pytest.mark.slow
 K = 5
 BLOCK = 32
-OFFER = RowNeeds(aux_layers=[0, 1, 2], final=True)
+OFFER = RowNeeds(aux_layers=[0, 1, 2], final=True, kv_layers=[0, 1])
 
 
 @pytest.fixture(scope="module")
@@ -75,30 +75,13 @@ def texts(plain: EngineHost) -> list[list[int]]:
     ]
 
 
-def is_complete(collected: Collected, whole: list[list[int]]) -> bool:
-    """Whether as many handles as texts have rows up to the last token but one."""
-    ends = sorted(max(rows) + 1 for rows in collected.rows.values())
-    return ends == sorted(len(text) - 1 for text in whole)
-
-
-def text_of(collected: Collected, handle: int, whole: list[list[int]]) -> list[int]:
-    """Returns the text that the handle's rows are of."""
-    tokens = collected.tokens[handle]
-    [text, *_] = [
-        text
-        for text in sorted(whole, key=len)
-        if len(text) > max(tokens) + 1 and all(text[p] == t for p, t in tokens.items())
-    ]
-    return text
-
-
 def test_every_committed_row_is_the_model_s(
     engine: EngineHost, plain: EngineHost, reference: Reference
 ) -> None:
     whole = texts(plain)
     oracle = oracle_of(sorted(whole, key=len, reverse=True))
     collected = Collected()
-    needs = RowNeeds(aux_layers=[2, 0, 1], final=True)
+    needs = RowNeeds(aux_layers=[2, 0, 1], final=True, kv_layers=[1, 0])
     with FakeDrafter(
         engine.control,
         noisy(oracle, K, VOCAB_SIZE, p_wrong=0.25),
@@ -113,38 +96,12 @@ def test_every_committed_row_is_the_model_s(
         assert collected.wait(lambda: is_complete(collected, whole))
     assert sum(r["speculation"]["accepted"] for r in results) > 0
     assert any(r["speculation"]["accepted"] < r["speculation"]["proposed"] for r in results)
-    compare(collected, whole, reference, [2, 0, 1], 1e-4)
+    compare(collected, whole, reference, needs, 1e-4)
     begins = [min(rows) for rows in collected.rows.values()]
     assert max(begins) == 2 * BLOCK, "nobody found its prefix in the cache"
     assert any(len(there) > 1 for rows in collected.rows.values() for there in rows.values()), (
         "nobody was preempted"
     )
-
-
-def compare(
-    collected: Collected,
-    whole: list[list[int]],
-    reference: Reference,
-    layers: list[int],
-    tolerance: float,
-) -> None:
-    worst = 0.0
-    for handle, rows in collected.rows.items():
-        text = text_of(collected, handle, whole)
-        assert sorted(rows) == list(range(min(rows), len(text) - 1)), "rows are missing"
-        states = reference.states(text)
-        expected = {
-            "aux": torch.cat([states[f"layer.{layer}"] for layer in layers], dim=1),
-            "final": states["final"],
-        }
-        for position, there in rows.items():
-            for row in there:
-                assert row.keys() == expected.keys()
-                for name, tensor in row.items():
-                    want = expected[name][position]
-                    error = (tensor - want).abs().max() / want.abs().max().clamp(min=1)
-                    worst = max(worst, float(error))
-    assert worst <= tolerance, worst
 
 
 def test_a_drafter_that_needs_tokens_only_gets_no_rows(

@@ -107,7 +107,7 @@ class Engines:
     """Starts the children that the tests ask for."""
 
     def __init__(self, model: Path, run_folder: Path, backend_folder: Path) -> None:
-        self._model = model
+        self.model = model
         self._run_folder = run_folder
         self._backend_folder = backend_folder
 
@@ -150,7 +150,7 @@ class Engines:
         changes: dict[str, Any],
     ) -> Iterator[Child]:
         target = TargetConfig(
-            model=str(self._model),
+            model=str(self.model),
             dtype="float32",
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=4,

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.messages import Proposed
+from paceline.messages import Proposed, RowNeeds
 from paceline.verifier.engine import GenerationRequest
 from tests.fakes import FakeDrafter, Oracle, noisy, oracle_of, perfect, proposed, wrong
+from tests.rows import Collected, Reference, compare, is_complete
 from tests.tiny import VOCAB_SIZE
 from tests.v2.conftest import Child, Engines, ask, random_prompt
 
@@ -225,14 +226,16 @@ def crowd() -> list[GenerationRequest]:
     return [ask(prompt, generator.randrange(3, 60)) for prompt in prompts]
 
 
-def test_a_crowd_in_too_little_memory(engines: Engines, plain: Child) -> None:
+def test_a_crowd_in_too_little_memory_and_its_rows(engines: Engines, plain: Child) -> None:
     expected = plain.generate(crowd(), concurrency=4)
     k = 5
     script = noisy(known(crowd(), expected), k, VOCAB_SIZE, p_wrong=0.25)
+    needs = RowNeeds(aux_layers=[1, 2], final=True, kv_layers=[1])
+    collected = Collected()
     scarce = {"num_gpu_blocks_override": 9, "max_num_batched_tokens": 48, "block_size": 32}
     with (
-        engines.drafted("scarce", k, engine_args=scarce) as engine,
-        FakeDrafter(engine.control, script, k=k),
+        engines.drafted("scarce", k, needs, engine_args=scarce) as engine,
+        FakeDrafter(engine.control, script, k=k, needs=needs, take_rows=collected.take),
     ):
         for _ in range(2):
             results = engine.generate(crowd(), concurrency=14)
@@ -241,6 +244,12 @@ def test_a_crowd_in_too_little_memory(engines: Engines, plain: Child) -> None:
             assert 0 < total(results, "accepted") < total(results, "proposed")
             assert engine.metrics["num_preemptions"] > 0
             assert engine.metrics["prefix_cache_hits"] > 0
+        whole = 2 * [
+            (request.prompt_token_ids or []) + result["token_ids"]
+            for request, result in zip(crowd(), expected, strict=True)
+        ]
+        assert collected.wait(lambda: is_complete(collected, whole))
+    compare(collected, whole, Reference(engines.model, torch.float32), needs, 1e-4)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two GPUs")

@@ -149,7 +149,9 @@ OFFER = RowsOffer(
 
 
 def with_states(offer: RowsOffer | None = OFFER) -> TargetIdentity:
-    return dataclasses.replace(target(), hidden_size=576, num_layers=30, rows=offer, block_size=16)
+    return dataclasses.replace(
+        target(), hidden_size=576, num_layers=30, num_kv_heads=3, rows=offer, block_size=16
+    )
 
 
 def needing(needs: RowNeeds, hidden_size: int = 576) -> Hello:

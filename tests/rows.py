@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.messages import Rows, RowTensor
+from paceline.messages import RowNeeds, Rows, RowTensor
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -79,3 +79,51 @@ class Reference:
             states[f"key.{number}"] = layer.keys[0].transpose(0, 1)
             states[f"value.{number}"] = layer.values[0].transpose(0, 1)
         return states
+
+
+def is_complete(collected: Collected, whole: list[list[int]]) -> bool:
+    """Whether as many handles as texts have rows up to the last token but one."""
+    ends = sorted(max(rows) + 1 for rows in collected.rows.values())
+    return ends == sorted(len(text) - 1 for text in whole)
+
+
+def text_of(collected: Collected, handle: int, whole: list[list[int]]) -> list[int]:
+    """Returns the text that the handle's rows are of."""
+    tokens = collected.tokens[handle]
+    [text, *_] = [
+        text
+        for text in sorted(whole, key=len)
+        if len(text) > max(tokens) + 1 and all(text[p] == t for p, t in tokens.items())
+    ]
+    return text
+
+
+def compare(
+    collected: Collected,
+    whole: list[list[int]],
+    reference: Reference,
+    needs: RowNeeds,
+    tolerance: float,
+) -> None:
+    """Compares every row with the model's, and asks that none is missing behind the first."""
+    worst = 0.0
+    for handle, rows in collected.rows.items():
+        text = text_of(collected, handle, whole)
+        assert sorted(rows) == list(range(min(rows), len(text) - 1)), "rows are missing"
+        states = reference.states(text)
+        expected = {}
+        if needs.aux_layers:
+            layers = [states[f"layer.{layer}"] for layer in needs.aux_layers]
+            expected["aux"] = torch.cat(layers, dim=1)
+        if needs.final:
+            expected["final"] = states["final"]
+        for layer in needs.kv_layers:
+            expected |= {name: states[name] for name in (f"key.{layer}", f"value.{layer}")}
+        for position, there in rows.items():
+            for row in there:
+                assert row.keys() == expected.keys()
+                for name, tensor in row.items():
+                    want = expected[name][position]
+                    error = (tensor - want).abs().max() / want.abs().max().clamp(min=1)
+                    worst = max(worst, float(error))
+    assert worst <= tolerance, worst
