@@ -7,12 +7,18 @@ from pathlib import Path
 import torch
 
 from paceline import models
+from paceline.drafter.block import BlockDrafter
 from paceline.drafter.checkpoint import Checkpoint
 from paceline.drafter.config import DrafterConfig
+from paceline.drafter.dflash import DFlashDrafter
 from paceline.drafter.draft_kind import DraftKind, kind_of
+from paceline.drafter.dspark import DSparkDrafter
+from paceline.drafter.eagle3 import Eagle3Drafter
 from paceline.drafter.model import DraftModel
+from paceline.drafter.mtp import MtpDrafter
 from paceline.drafter.row_needs import row_needs
-from paceline.drafter.target_parts import load_target_parts
+from paceline.drafter.sequential import SequentialDrafter
+from paceline.drafter.target_parts import TargetParts, load_target_parts
 from paceline.errors import EnvironmentError_
 from paceline.messages import RowNeeds
 
@@ -48,12 +54,28 @@ def build_row_drafter(config: DrafterConfig, target: str, target_dtype: str) -> 
     kind, draft, whole = _pair(config, target, target_dtype)
     dtype: torch.dtype = getattr(torch, config.dtype or target_dtype)
     parts = load_target_parts(whole, device, dtype)
-    from paceline.drafter.eagle3 import Eagle3Drafter
-
-    drafter = Eagle3Drafter(kind, draft, parts, device, dtype)
-    drafter.tokenizer_fingerprint = models.tokenizer_fingerprint(target)
+    drafter = _load(kind, draft, parts, device, dtype)
+    # The draft's tokens are the target's: it has them from there.
+    drafter.tokenizer_fingerprint = models.tokenizer_fingerprint(whole.folder)
     drafter.warm_up()
     return drafter
+
+
+def _load(
+    kind: DraftKind,
+    draft: Checkpoint,
+    target: TargetParts,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> SequentialDrafter | BlockDrafter:
+    if kind.method == "eagle3":
+        return Eagle3Drafter(kind, draft, target, device, dtype)
+    if kind.method == "mtp":
+        return MtpDrafter(kind, draft, target, device, dtype)
+    if kind.method == "dflash":
+        return DFlashDrafter(draft, target, device, dtype)
+    assert kind.method == "dspark", "checked by needs_of"
+    return DSparkDrafter(draft, target, device, dtype)
 
 
 def _pair(
