@@ -94,6 +94,4 @@ def test_drafts_and_logits_are_those_of_vllm(
         survival = expected[f"{kind}.confidence"].cumprod(-1)
         torch.testing.assert_close(confidence, survival, atol=1e-5, rtol=0)
     else:
-        torch.testing.assert_close(
-            confidence, wanted.softmax(-1).amax(-1), atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(confidence, wanted.softmax(-1).amax(-1), atol=1e-5, rtol=0)
