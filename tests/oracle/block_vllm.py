@@ -23,12 +23,16 @@ class DFlashOracle:
     """vLLM's model of a draft, with a cache for one text."""
 
     def __init__(self, target: str, folder: str, num_tokens: int) -> None:
+        import vllm.config.vllm
         from vllm.config import set_current_vllm_config
         from vllm.distributed import parallel_state
         from vllm.engine.arg_utils import EngineArgs
         from vllm.model_executor.model_loader import get_model
 
-        os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+        # DSpark, and layers of two kinds, are what only this runner has. It needs Triton, which the
+        # models do not.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        vllm.config.vllm.HAS_TRITON = True
         method = "dspark" if "dspark" in folder.rpartition("/")[2] else "dflash"
         self.config: Any = EngineArgs(
             model=target,
@@ -42,9 +46,6 @@ class DFlashOracle:
                 "num_speculative_tokens": num_tokens,
             },
         ).create_engine_config()
-        # Layers of two kinds are what only this runner has. It would be refused above, since it does
-        # not run without Triton; the model does.
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
         draft = self.config.speculative_config.draft_model_config
         with set_current_vllm_config(self.config):
             if not parallel_state.model_parallel_is_initialized():
@@ -53,16 +54,26 @@ class DFlashOracle:
             # The loader calls it after each model, and it fails where there is no accelerator.
             torch.accelerator.empty_cache = lambda: None
             self.model: Any = get_model(vllm_config=self.config, model_config=draft)
+        # The CPU's kernel takes the first layer's weight for all layers.
+        self.model.model._normalize_context_k = self._normalize_context_keys
         self.hf_config, self.num_tokens = draft.hf_config, num_tokens
         self.is_dspark = method == "dspark"
         self.from_anchor = self.is_dspark and getattr(draft.hf_config, "sample_from_anchor", True)
+
+    def _normalize_context_keys(self, keys: torch.Tensor) -> torch.Tensor:
+        layers = self.model.model.layers
+        return torch.stack(
+            [layer.self_attn.k_norm(one) for layer, one in zip(layers, keys, strict=True)]
+        )
 
     def share(self, embedding: torch.Tensor, head: torch.Tensor) -> None:
         """Gives the model what its checkpoint does not have."""
         if not getattr(self.model, "has_own_embed_tokens", False):
             self.model.model.embed_tokens.weight.data = embedding
         if not getattr(self.model, "has_own_lm_head", False):
-            self.model.lm_head.weight.data = head
+            shared = self.model.lm_head
+            shared.weight.data = head
+            shared.quant_method.process_weights_after_loading(shared)  # packs it
 
     def hidden(self, tokens: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
         """Returns what the model makes of the block behind a text.  # [B, H]"""
@@ -80,7 +91,12 @@ class DFlashOracle:
         metadata, slot_mapping = {}, {}
         for layer in self.model.model.layers:
             attn = layer.self_attn.attn
-            spec = FullAttentionSpec(BLOCK, attn.num_kv_heads, attn.head_size, torch.float32)
+            spec = FullAttentionSpec(
+                block_size=BLOCK,
+                num_kv_heads=attn.num_kv_heads,
+                head_size=attn.head_size,
+                dtype=torch.float32,
+            )
             attn.kv_cache = torch.zeros(
                 NUM_BLOCKS + 1, attn.num_kv_heads, BLOCK, 2 * attn.head_size
             )
