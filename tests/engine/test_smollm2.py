@@ -30,7 +30,7 @@ TIE = 1e-4
 @contextmanager
 def serving(config: DrafterConfig, address: str) -> Iterator[None]:
     """Runs a real drafter in a thread."""
-    model = build_draft_model(config, "float32")
+    model = build_draft_model(config, "float32", models.resolve(ALIAS, "float32"))
     hello = make_hello(
         drafter=config.name,
         incarnation=1,
