@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from paceline.training.autoregressive import sample
 from paceline.training.block import DFlash, DSpark
-from paceline.training.block_loss import block_loss
 from paceline.training.corpus import Batch
-from paceline.training.objective import Loss, Vocabulary, target_probabilities
+from paceline.training.head_loss import head_loss
+from paceline.training.objective import Loss, Vocabulary, places, target_probabilities
 
 
 class BlockObjective:
@@ -66,8 +66,8 @@ class BlockObjective:
         columns = sample(batch.valid, self.share, self.generator)
         rows, valid = batch.rows.gather(1, columns), batch.valid.gather(1, columns)
         labels, known = self._labels(batch, rows, valid, num_read)
-        places = _places(batch, columns, num_read)[known]
-        steps = torch.arange(num_read, device=rows.device).expand(known.shape)[known]
+        ahead = torch.arange(num_read, device=rows.device)
+        steps = ahead.expand(known.shape)[known]
         weights = (self.decay / self.reach) ** steps / known[..., 0].sum().clamp(min=1)
         hidden = model(batch, rows, num_tokens, num_read)[known].to(head.dtype)
         more: Tensor | None = None
@@ -75,11 +75,11 @@ class BlockObjective:
             before = model.markov_head.markov_w1(_before(batch, rows, num_read)[known])
             hidden = torch.cat([hidden, before.to(head.dtype)], -1)
             more = model.markov_head.markov_w2.weight
-        total, hits, overlap = block_loss(
+        total, hits, overlap = head_loss(
             hidden,
             head,
             target_probabilities(batch, head),
-            places,
+            places(batch, columns[..., None] + ahead)[known],
             weights,
             labels[known],
             more=more,
@@ -132,12 +132,3 @@ def _tokens(batch: Batch, at: Tensor) -> Tensor:
 def _before(batch: Batch, rows: Tensor, num_tokens: int) -> Tensor:
     """Returns the token before each draft.  # int64 [batch, blocks, num_tokens]"""
     return _tokens(batch, rows[..., None] + 1 + torch.arange(num_tokens, device=rows.device))
-
-
-def _places(batch: Batch, columns: Tensor, num_tokens: int) -> Tensor:
-    """Returns the row of ``target_probabilities`` for each draft: a text's rows follow each other,
-    so what one drafts second is what the next one drafts first."""
-    batch_size, num_rows = batch.rows.shape
-    first = torch.arange(batch_size, device=columns.device)[:, None, None] * num_rows
-    steps = torch.arange(num_tokens, device=columns.device)
-    return first + (columns[..., None] + steps).clamp(max=num_rows - 1)

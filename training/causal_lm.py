@@ -82,14 +82,14 @@ class CausalLMObjective:
         output = self.model(batch.tokens)[taken]
         head = self.vocabulary.head
         number = len(output)
-        total, hits = head_loss(
+        total, hits, _ = head_loss(
             output.to(head.dtype),
             self.model.lm_head,
             distributions(batch.final[taken], head),
             torch.arange(number, device=output.device),
             torch.full((number,), 1.0 / max(1, number), device=output.device),
             labels[taken],
-            self.num_zeros,
+            num_zeros=self.num_zeros,
         )
         in_answers = answers[taken]
         right = (hits & in_answers).sum() / batch.valid.sum().clamp(min=1)

@@ -99,11 +99,11 @@ class AutoregressiveObjective:
             labels, known = _labels(batch, step, vocabulary)
             weights = known.float()
             weights = weights * (self.decay**step.index / weights.sum().clamp(min=1.0))
-            loss, hits = head_loss(
+            loss, hits, _ = head_loss(
                 step.output.flatten(0, 1).to(head.dtype),
                 head,
                 probabilities,
-                _places(batch, step).flatten(),
+                places(batch, step.columns + step.index).flatten(),
                 weights.flatten(),
                 labels.flatten(),
             )
@@ -149,12 +149,18 @@ def distributions(final: Tensor, head: Tensor) -> Tensor:
     )
 
 
-def _places(batch: Batch, step: Step) -> Tensor:
-    """The row of ``target_probabilities`` that belongs to each row of the step: a text's rows
-    follow each other, so what one drafts second is what the next one drafts first."""
+def places(batch: Batch, columns: Tensor) -> Tensor:
+    """Returns the row of ``target_probabilities`` for some of each text's rows: a text's rows
+    follow each other, so what one drafts second is what the next one drafts first.
+
+    Args:
+        columns: The row that drafts the token first; behind the last, the last.  # [batch, ...]
+
+    Returns: int64, like ``columns``
+    """
     batch_size, num_rows = batch.rows.shape
-    first = torch.arange(batch_size, device=batch.rows.device)[:, None] * num_rows
-    return first + (step.columns + step.index).clamp(max=num_rows - 1)
+    first = torch.arange(batch_size, device=columns.device) * num_rows
+    return first.view(-1, *[1] * (columns.ndim - 1)) + columns.clamp(max=num_rows - 1)
 
 
 def _labels(batch: Batch, step: Step, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:

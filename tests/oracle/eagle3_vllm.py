@@ -30,16 +30,16 @@ class PlainAttention(torch.nn.Module):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         length = q.shape[0]
-        heads = [
+        queries, keys, values = (
             part.view(length, number, self.size).transpose(0, 1)
             for part, number in ((q, self.heads), (k, self.kv_heads), (v, self.kv_heads))
-        ]
+        )
         distance = torch.arange(length)[:, None] - torch.arange(length)
         mask = distance >= 0
         if self.window is not None:
             mask &= distance < self.window
         out = functional.scaled_dot_product_attention(
-            *heads, attn_mask=mask, enable_gqa=True, scale=self.scale
+            queries, keys, values, attn_mask=mask, enable_gqa=True, scale=self.scale
         )
         return out.transpose(0, 1).flatten(1)
 

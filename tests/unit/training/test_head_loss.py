@@ -2,35 +2,101 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.training import head_loss as module
 from paceline.training.head_loss import head_loss
 
+NUM_ROWS, VOCAB, HIDDEN, MORE = 15, 11, 8, 3
+FACTOR = 3.0
+"""Of the loss in what is differentiated: the gradient that comes from above counts."""
 
-@pytest.mark.parametrize("trained_head", [False, True])
-def test_loss_and_gradients(trained_head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 6)
-    monkeypatch.setattr(module, "ROWS_IN_CACHE", 4)
+
+class Inputs(msgspec.Struct):
+    hidden: Tensor
+    head: Tensor
+    more: Tensor | None
+    probabilities: Tensor
+    places: Tensor
+    weights: Tensor
+    labels: Tensor
+
+
+def make(*, trained_head: bool = False, with_more: bool = False) -> Inputs:
     torch.manual_seed(0)
-    hidden = torch.randn(15, 8, requires_grad=True)
-    head = torch.randn(11, 8, requires_grad=trained_head)
-    probabilities = torch.randn(5, 11).softmax(-1)
-    places, labels = torch.randint(5, (15,)), torch.randint(11, (15,))
-    weights = torch.rand(15)
-    loss, right = head_loss(hidden, head, probabilities, places, weights, labels)
-    (3 * loss).backward()  # type: ignore[no-untyped-call]
+    return Inputs(
+        hidden=torch.randn(NUM_ROWS, HIDDEN + MORE * with_more, requires_grad=True),
+        head=torch.randn(VOCAB, HIDDEN, requires_grad=trained_head),
+        more=torch.randn(VOCAB, MORE, requires_grad=True) if with_more else None,
+        probabilities=torch.randn(5, VOCAB).softmax(-1),
+        places=torch.randint(5, (NUM_ROWS,)),
+        weights=torch.rand(NUM_ROWS),
+        labels=torch.randint(-1, VOCAB, (NUM_ROWS,)),
+    )
 
-    plain_hidden = hidden.detach().requires_grad_()
-    plain_head = head.detach().requires_grad_()
-    logits = plain_hidden @ plain_head.T
-    expected = (-(probabilities[places] * logits.log_softmax(-1)).sum(-1) * weights).sum()
-    (3 * expected).backward()  # type: ignore[no-untyped-call]
+
+def plain(inputs: Inputs, num_zeros: int, variation: float) -> tuple[Tensor, Tensor, Tensor]:
+    head = inputs.head if inputs.more is None else torch.cat([inputs.head, inputs.more], 1)
+    logits = inputs.hidden @ head.T
+    logs = torch.cat([logits, torch.zeros(NUM_ROWS, num_zeros)], 1).log_softmax(-1)[:, :VOCAB]
+    aims = inputs.probabilities[inputs.places]
+    overlap = torch.minimum(aims, logs.exp()).sum(-1)
+    losses = -(aims * logs).sum(-1) + variation * (1 - overlap)
+    return (losses * inputs.weights).sum(), logits.argmax(-1) == inputs.labels, overlap
+
+
+@pytest.fixture(autouse=True)
+def several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two whole parts, and a rest."""
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 6)
+
+
+@pytest.mark.parametrize("num_zeros", [0, 7])
+@pytest.mark.parametrize("variation", [0.0, 0.7])
+@pytest.mark.parametrize("with_more", [False, True])
+@pytest.mark.parametrize("trained_head", [False, True])
+def test_loss_and_gradients(
+    trained_head: bool, with_more: bool, variation: float, num_zeros: int
+) -> None:
+    inputs, same = (make(trained_head=trained_head, with_more=with_more) for _ in range(2))
+    loss, right, overlap = head_loss(
+        inputs.hidden,
+        inputs.head,
+        inputs.probabilities,
+        inputs.places,
+        inputs.weights,
+        inputs.labels,
+        more=inputs.more,
+        num_zeros=num_zeros,
+        variation=variation,
+    )
+    (FACTOR * loss).backward()  # type: ignore[no-untyped-call]
+    expected, expected_right, expected_overlap = plain(same, num_zeros, variation)
+    (FACTOR * expected).backward()  # type: ignore[no-untyped-call]
+
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(hidden.grad, plain_hidden.grad)
+    torch.testing.assert_close(inputs.hidden.grad, same.hidden.grad)
     if trained_head:
-        torch.testing.assert_close(head.grad, plain_head.grad)
+        torch.testing.assert_close(inputs.head.grad, same.head.grad)
     else:
-        assert head.grad is None
-    assert torch.equal(right, logits.argmax(-1) == labels)
+        assert inputs.head.grad is None
+    if inputs.more is not None and same.more is not None:
+        torch.testing.assert_close(inputs.more.grad, same.more.grad)
+    assert torch.equal(right, expected_right)
+    torch.testing.assert_close(overlap, expected_overlap.detach())
+
+
+def test_a_label_is_right_where_argmax_finds_it() -> None:
+    """A head of zeros, as a training may begin with, has no token above another."""
+    _, right, _ = head_loss(
+        torch.ones(3, 1),
+        torch.zeros(2, 1),
+        torch.tensor([[0.5, 0.5]]),
+        torch.zeros(3, dtype=torch.int64),
+        torch.ones(3),
+        torch.tensor([0, 1, -1]),
+    )
+    assert right.tolist() == [True, False, False]
