@@ -18,12 +18,14 @@ from tests.oracle.eagle3_vllm import NUM_TOKENS, load
 
 
 def prepare_classes() -> None:
-    """Teaches two classes blocks that are not published: dense, and with plain attention."""
+    """Teaches classes blocks that are not published: dense, and with plain attention."""
     from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
+    from vllm.model_executor.models.glm4_moe_mtp import Glm4MoeMTP
     from vllm.model_executor.models.qwen3_next_mtp import Qwen3NextMTP
 
-    # It counts experts, and has no word for a block without any.
+    # They count experts, and have no word for a block without any.
     Qwen3NextMTP.set_moe_parameters = lambda self: None
+    Glm4MoeMTP.extract_moe_parameters = lambda self, example: None
     load_weights = DeepSeekMTP.load_weights
 
     def load_fused(self: Any, weights: Any) -> Any:
@@ -47,6 +49,8 @@ def share(model: Any, folder: str) -> None:
     for holder in heads:
         head = holder.lm_head if hasattr(holder, "lm_head") else holder.head
         head.weight.data = tensors["lm_head.weight"]
+        # On a CPU the product holds on to the weight of the time of loading.
+        head.quant_method.process_weights_after_loading(head)
 
 
 def blocks(model: Any) -> list[Any]:
