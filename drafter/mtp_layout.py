@@ -1,11 +1,11 @@
 """How a native MTP block is written down and wired, by model family.
 
-| layout        | concatenated   | position 0 | takes the target's state | feeds back its state  |
-|---------------|----------------|------------|--------------------------|-----------------------|
-| `deepseek-v3` | token, hidden  | no token   | behind the last norm     | behind the block's norm  |
-| `glm-4.5`     | token, hidden  | no token   | behind the last norm     | before the block's norm  |
-| `qwen3-next`  | token, hidden  | as others  | behind the last norm     | behind the block's norm  |
-| `mimo`        | hidden, token  | no token   | before the last norm     | behind the block's norm  |
+| layout        | concatenated  | position 0 | takes the target's state | feeds back its state    |
+|---------------|---------------|------------|--------------------------|-------------------------|
+| `deepseek-v3` | token, hidden | no token   | behind the last norm     | behind the block's norm |
+| `glm-4.5`     | token, hidden | no token   | behind the last norm     | before the block's norm |
+| `qwen3-next`  | token, hidden | as others  | behind the last norm     | behind the block's norm |
+| `mimo`        | hidden, token | no token   | before the last norm     | behind the block's norm |
 
 "No token" means an embedding of zeros. The rules are those of vLLM's deepseek_mtp.py,
 glm4_moe_mtp.py, qwen3_next_mtp.py, qwen3_5_mtp.py and mimo_mtp.py, and of what its target models
@@ -157,8 +157,8 @@ def block_tensors(
     Raises:
         ModelError: some are missing, not known, or of another shape.
     """
-    published = {layout.names.get(name, name) for name in wanted}
-    if problem := names_problem(layout.names.values(), published):
+    required = [_published(layout.family, mtp_prefix(draft), name) for name in wanted]
+    if problem := names_problem(layout.names.values(), required):
         raise ModelError(f"the MTP block in {draft.folder} {problem}: copy its folder again")
     for name, tensor in wanted.items():
         shape = draft.headers[layout.names[name]].shape
@@ -169,6 +169,13 @@ def block_tensors(
                 "block of this target"
             )
     return {name: tensors[layout.names[name]] for name in wanted}
+
+
+def _published(family: Family, prefix: str, own: str) -> str:
+    part, _, kind = own.rpartition(".")
+    if part in family.parts:
+        return f"{prefix}{family.parts[part]}.{kind}"
+    return prefix + family.layer + own.removeprefix(_LAYER)
 
 
 def _own_names(family: Family, draft: Checkpoint) -> dict[str, str]:
@@ -182,8 +189,10 @@ def _own_names(family: Family, draft: Checkpoint) -> dict[str, str]:
         part, _, kind = inner.rpartition(".")
         if part in parts:
             names[f"{parts[part]}.{kind}"] = name
-        elif inner.startswith(family.layer) and not (family.layer == "" and part == ""):
+        elif inner.startswith(family.layer):
             names[_LAYER + inner.removeprefix(family.layer)] = name
+        elif not inner.startswith("layers."):  # of a further block
+            names[inner] = name
     return names
 
 

@@ -44,20 +44,20 @@ class PlainAttention(torch.nn.Module):
         return out.transpose(0, 1).flatten(1)
 
 
-def load(target: str, draft: str) -> Any:
+def load(target: str, speculation: dict[str, Any]) -> Any:
+    """Returns the config, and the model that ``speculation`` names."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model
 
-    speculation = {"method": "eagle3", "model": draft, "num_speculative_tokens": NUM_TOKENS}
     config = EngineArgs(
         model=target,
         dtype="float32",
         enforce_eager=True,
         max_model_len=256,
         skip_tokenizer_init=True,
-        speculative_config=speculation,
+        speculative_config={**speculation, "num_speculative_tokens": NUM_TOKENS},
     ).create_engine_config()
     with set_current_vllm_config(config):
         if not parallel_state.model_parallel_is_initialized():
@@ -99,7 +99,7 @@ def main(target: str, texts: str, output: str, *drafts: str) -> None:
     embedding = load_file(os.path.join(target, "model.safetensors"))["model.embed_tokens.weight"]
     results = {}
     for name, _, folder in (one.partition("=") for one in drafts):
-        config, model = load(target, folder)
+        config, model = load(target, {"method": "eagle3", "model": folder})
         if not model.has_own_embed_tokens:
             model.model.embed_tokens.weight.data = embedding
         rows = given[name if name in given else "aux.3"]
