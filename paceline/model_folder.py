@@ -12,6 +12,10 @@ from typing import Any
 
 from paceline.errors import EnvironmentError_, ModelError
 
+INDEX_FILE = "model.safetensors.index.json"
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
 _MAX_HEADER = 100_000_000
 """Bytes; the safetensors format's own limit."""
 
@@ -20,27 +24,46 @@ def check_folder(path: str | Path) -> None:
     """Raise ModelError unless the folder holds a config and whole safetensors weights."""
     folder = Path(path)
     read_config(folder)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = _read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise ModelError(f"{index} lists no weights: copy the model folder again")
-        names = sorted({str(name) for name in shards.values()})
-        for name in names:
-            if not (folder / name).is_file():
-                raise ModelError(
-                    f"{folder} lacks {name}, which {index.name} lists: copy the model folder again"
-                )
-        files = [folder / name for name in names]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
+    for file in weight_files(folder):
+        read_header(file)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files: those that its index names, else all.
+
+    Raises:
+        ModelError: there are none, or the index names one that is not there.
+    """
+    names = sorted(set(read_index(folder).values()))
+    for name in names:
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"{folder} lacks {name}, which {INDEX_FILE} lists: copy the model folder again"
+            )
+    files = [folder / name for name in names] or sorted(folder.glob("*.safetensors"))
     if not files:
+        pickled = next((file for ending in _PICKLED for file in folder.glob(f"*{ending}")), None)
+        if pickled is not None:
+            raise ModelError(
+                f"{folder} holds {pickled.name} but no .safetensors weights, and pickled weights "
+                "are not read, because reading them may run any code: convert them to safetensors"
+            )
         raise ModelError(
             f"{folder} holds no .safetensors weights: check that the download is complete, or "
             "convert other formats first"
         )
-    for file in files:
-        _check_safetensors(file)
+    return files
+
+
+def read_index(folder: Path) -> dict[str, str]:
+    """Which file each tensor is in, as the folder's index says; empty without an index."""
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        return {}
+    shards = _read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ModelError(f"{index} lists no weights: copy the model folder again")
+    return {name: str(shard) for name, shard in shards.items()}
 
 
 def weight_gib(path: str | Path) -> float:
@@ -97,8 +120,12 @@ def _read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _check_safetensors(file: Path) -> None:
-    """Compare the header with the file's length; the tensors themselves are not read."""
+def read_header(file: Path) -> dict[str, Any]:
+    """What a safetensors file says of each of its tensors: ``dtype``, ``shape``, ``data_offsets``.
+
+    Raises:
+        ModelError: the file is none, or its length is not what the header says.
+    """
     try:
         with file.open("rb") as stream:
             prefix = stream.read(8)
@@ -113,7 +140,8 @@ def _check_safetensors(file: Path) -> None:
         raise ModelError(f"{file} is a Git LFS pointer, not the weights: run git lfs pull")
     try:
         tensors = json.loads(header)
-        ends = [entry["data_offsets"][1] for key, entry in tensors.items() if key != "__metadata__"]
+        tensors.pop("__metadata__", None)
+        ends = [entry["data_offsets"][1] for entry in tensors.values()]
         expected = 8 + length + max(ends, default=0)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise ModelError(
@@ -124,3 +152,5 @@ def _check_safetensors(file: Path) -> None:
             f"{file} has {size} bytes where its header says {expected}: copy it again, the last "
             "copy did not finish"
         )
+    headers: dict[str, Any] = tensors
+    return headers
