@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.config import Config, load
-from paceline.drafter.config import DrafterConfig
+from paceline.drafter.config import ROW_METHODS, DrafterConfig
 from paceline.scheduler.config import SpeculationConfig
 from paceline.transport import TransportConfig
 from paceline.verifier.config import TargetConfig
@@ -36,6 +36,12 @@ class PacelineConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ValueError(
                     f"drafters: the name '{name}' is used twice; names are unique (replicas are "
                     "NAME-0, NAME-1, …)"
+                )
+        for drafter in self.active_drafters:
+            if drafter.method in ROW_METHODS and self.speculation.mode == "pipelined":
+                raise ValueError(
+                    f"drafters: {drafter.name} has the method {drafter.method}, which drafts in "
+                    "lockstep only for now; set speculation.mode: lockstep"
                 )
 
     @property

@@ -9,8 +9,9 @@ from paceline import models
 from paceline.cluster.config import PacelineConfig
 from paceline.cluster.finding import Finding, tried
 from paceline.cluster.machine_checks import memory_gib, num_cpus
-from paceline.drafter.config import DrafterConfig
-from paceline.drafter.preflight import check_drafter, other_target
+from paceline.drafter.config import ROW_METHODS, DrafterConfig
+from paceline.drafter.draft_checks import Remark
+from paceline.drafter.preflight import check_drafter, draft_remarks, other_target
 from paceline.errors import ConfigError, UserError
 from paceline.transport import probe_bind
 from paceline.verifier import preflight
@@ -40,7 +41,7 @@ def check_config(config: PacelineConfig, probe: Probe | None) -> Iterator[Findin
         return
     yield _model("target", config.target.model, resolved)
     for drafter in config.active_drafters:
-        yield _drafter(drafter, config, resolved)
+        yield from _drafter(drafter, config, resolved)
     if os.path.isdir(resolved):
         yield from _memory(config, resolved, is_cpu=probe is None or probe.is_cpu)
 
@@ -98,28 +99,37 @@ def _control(address: str) -> str:
     return f"{address} can be bound"
 
 
-def _drafter(drafter: DrafterConfig, config: PacelineConfig, target: str) -> Finding:
+def _drafter(drafter: DrafterConfig, config: PacelineConfig, target: str) -> Iterator[Finding]:
     subject = f"drafter {drafter.name}"
     if drafter.method == "scripted" and drafter.scripted_answers is None:
-        return Finding(
-            "warn", subject, "scripted, for paceline bench only, which makes its answers"
-        )
+        yield Finding("warn", subject, "scripted, for paceline bench only, which makes its answers")
+        return
+    dtype = config.target.dtype
+    remarks: list[Remark] = []
     try:
-        check_drafter(drafter, target, config.target.dtype)
-        if drafter.model is None:
-            return Finding("ok", subject, f"{drafter.method}, no model")
-        resolved = models.resolve(drafter.model, drafter.dtype or config.target.dtype)
-        other = other_target(drafter, config.target.model, target, config.target.dtype)
+        if drafter.method in ROW_METHODS:
+            remarks = draft_remarks(drafter, target, dtype, config.target.max_model_len)
+        else:
+            check_drafter(drafter, target, dtype)
+        other = other_target(drafter, config.target.model, target, dtype)
+        resolved = models.resolve(drafter.model, drafter.dtype or dtype) if drafter.model else ""
     except UserError as error:
-        return Finding("fail", subject, str(error))
-    if other:
-        return Finding(
+        yield Finding("fail", subject, str(error))
+        return
+    if drafter.model is None:
+        where = "in the target's own checkpoint" if drafter.method in ROW_METHODS else "no model"
+        yield Finding("ok", subject, f"{drafter.method}, {where}")
+    elif other:
+        yield Finding(
             "warn",
             subject,
             f"{drafter.model} was trained for {other}, and the target is {config.target.model}: "
             "fewer of its drafts are accepted, if it fits at all",
         )
-    return _model(subject, drafter.model, resolved)
+    else:
+        yield _model(subject, drafter.model, resolved)
+    for remark in remarks:
+        yield Finding(remark.level, f"{subject}, {remark.subject}", remark.text)
 
 
 def _model(subject: str, name: str, resolved: str) -> Finding:

@@ -110,7 +110,7 @@ def check_sides(config: PacelineConfig, sides: Sequence[Side]) -> None:
         if side.drafters and side.speculation.record is not None:
             check_record(side.speculation.record)
         for drafter in side.drafters:
-            check_drafter(drafter, resolved, side.target.dtype)
+            check_drafter(drafter, resolved, side.target.dtype, side.target.max_model_len)
 
 
 def cluster_address(config: PacelineConfig) -> str | None:

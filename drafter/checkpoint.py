@@ -131,8 +131,12 @@ def _listed(names: list[str]) -> str:
 
 def _headers(folder: Path) -> dict[str, TensorHeader]:
     found: dict[str, TensorHeader] = {}
-    for file in model_folder.weight_files(folder):
+    main = folder / "model.safetensors"
+    files = model_folder.weight_files(folder)
+    for file in sorted(files, key=lambda file: file != main):
         for name, entry in model_folder.read_header(file).items():
+            if name in found and found[name].file == main:
+                continue  # another format's copy beside it, which loaders do not read either
             if name in found:
                 raise ModelError(
                     f"{folder} has the tensor {name} in {found[name].file.name} and in "

@@ -12,10 +12,21 @@ METHODS = {
     "ngram": "prompt lookup: continues the longest recent n-gram that occurred before; no model",
     "suffix": "suffix decoding: the most frequent continuation of what occurred before; no model",
     "draft_model": "a small causal language model with the target's vocabulary",
+    "eagle3": "a head of one layer on states of a few of the target's layers",
+    "dflash": "a block of drafts in one pass, on states of a few of the target's layers",
+    "dspark": "DFlash with a head that chooses the drafts left to right",
+    "mtp": "the block for multi-token prediction that the target brings, on its last state",
+    "gemma4_mtp": "Gemma 4's assistant, on the target's last state and its keys and values",
     "scripted": "a simulated draft for measurements: right with a set probability, spends a set "
     "time; never for serving",
 }
 """What each method is, for messages and docs."""
+
+ROW_METHODS = ("eagle3", "dflash", "dspark", "mtp", "gemma4_mtp")
+"""Those that draft from the target's states, row by row."""
+
+MODEL_METHODS = ("draft_model", *ROW_METHODS)
+"""Those that load a draft; ``mtp`` finds it in the target's own checkpoint if none is named."""
 
 
 MAX_NAME = 100
@@ -40,7 +51,8 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     method: str
     """One of ``METHODS``."""
     model: str | None = None
-    """The draft: an alias, a local Hugging Face folder or a hub id; only methods with a model."""
+    """The draft: an alias, a local Hugging Face folder or a hub id; only methods with a model,
+    which need it, but ``mtp``: default there is the target's own checkpoint."""
     device: Literal["cpu", "cuda"] = "cpu"
     """``cuda`` is a GPU, ROCm's included; Ray says which one."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -88,9 +100,9 @@ class DrafterConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             nearest = difflib.get_close_matches(self.method, METHODS, n=1, cutoff=0.5)
             hint = f"did you mean '{nearest[0]}'?" if nearest else f"known are {', '.join(METHODS)}"
             raise ValueError(f"method '{self.method}' is unknown; {hint}")
-        if self.method == "draft_model" and not self.model:
-            raise ValueError("method draft_model needs a model: an alias, a folder or a hub id")
-        if self.method != "draft_model" and self.model:
+        if self.method in MODEL_METHODS and self.method != "mtp" and not self.model:
+            raise ValueError(f"method {self.method} needs a model: an alias, a folder or a hub id")
+        if self.method not in MODEL_METHODS and self.model:
             raise ValueError(
                 f"method {self.method} has no model, but model is {self.model}; leave it out"
             )

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline import model_folder
-from paceline.drafter.checkpoint import FLOATS, Checkpoint, names_problem, text_config
+from paceline.drafter.checkpoint import FLOATS, Checkpoint, names_problem
 from paceline.drafter.draft_costs import costs
 from paceline.drafter.draft_kind import DraftKind, draft_config
-from paceline.drafter.draft_tensors import draft_tensors, mtp_prefix
+from paceline.drafter.draft_pair import Pair
+from paceline.drafter.draft_tensors import draft_tensors
 from paceline.drafter.row_needs import WITH_AUX, row_needs, stated_layers
 from paceline.drafter.target_parts import target_names
 from paceline.errors import ModelError, UserError
@@ -26,38 +27,6 @@ class Remark:
     level: Literal["ok", "warn", "fail"]
     subject: str
     text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """A draft and a target as they are configured together."""
-
-    kind: DraftKind
-    draft: Checkpoint
-    target: Checkpoint
-    num_tokens: int
-    """K."""
-    dtype: str
-    """In which the draft computes."""
-    target_dtype: str
-    """Of the target's states."""
-    max_model_len: int | None
-    """Tokens that a request may hold; None: as many as the target was trained for."""
-    max_requests: int
-    device: str
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return draft_config(self.draft)
-
-    @property
-    def target_config(self) -> dict[str, Any]:
-        return text_config(self.target.config)
-
-    @property
-    def is_one_folder(self) -> bool:
-        """Whether the draft stands in the target's own checkpoint."""
-        return self.draft.folder == self.target.folder
 
 
 def check_pair(pair: Pair) -> Iterator[Remark]:
@@ -80,6 +49,12 @@ def check_pair(pair: Pair) -> Iterator[Remark]:
         except UserError as error:
             has_failed = True
             yield Remark("fail", subject, str(error))
+            continue
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            # A config is somebody's file: any of its values may be missing, or of any type.
+            has_failed = True
+            text = f"a config is not what it should be ({type(error).__name__}: {error}): copy the "
+            yield Remark("fail", subject, text + "folders of draft and target again")
             continue
         if isinstance(text, Remark):
             yield text

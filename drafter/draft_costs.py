@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from paceline.drafter.draft_pair import Pair
 from paceline.drafter.draft_tensors import draft_tensors
 from paceline.drafter.row_needs import WITH_AUX, row_bytes, row_needs
 from paceline.drafter.target_parts import target_names
 from paceline.messages import ITEM_SIZES
-
-if TYPE_CHECKING:
-    from paceline.drafter.draft_checks import Pair
 
 DECODE_RATE = 1_000
 """Tokens per second of all requests, for the sake of an example."""
