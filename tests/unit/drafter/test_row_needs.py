@@ -48,12 +48,12 @@ def states() -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]
 
 def layers_of(folder: Path, method: str, ids: list[int]) -> list[int]:
     """What a draft takes whose config names ``ids``, in the words of its layout."""
-    config: dict[str, Any] = {
+    configs: dict[str, dict[str, Any]] = {
         "eagle3": {"eagle_aux_hidden_state_layer_ids": ids},
         "dflash": {"dflash_config": {"target_layer_ids": ids}, "aux_hidden_state_layer_ids": ids},
         "dspark": {"target_layer_ids": ids, "aux_hidden_state_layer_ids": ids},
-    }[method]
-    draft = Checkpoint(checkpoints.change(folder, **config))
+    }
+    draft = Checkpoint(checkpoints.change(folder, **configs[method]))
     return aux_layers(kind_of(draft, method), draft, L)
 
 
