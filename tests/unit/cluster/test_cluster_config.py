@@ -104,3 +104,17 @@ def test_a_key_of_the_target_that_is_unknown_is_named(file: Path) -> None:
 def test_vllm_s_own_arguments_are_passed_on_unread(file: Path) -> None:
     file.write_text("target: {model: m, engine_args: {anything: [1, {deep: true}]}}")
     assert load_config(file).target.engine_args == {"anything": [1, {"deep": True}]}
+
+
+def test_drafts_on_the_target_s_states_are_refused_in_pipelined_mode(file: Path) -> None:
+    text = (
+        "target: {model: t}\n"
+        "speculation: {mode: MODE}\n"
+        "drafters: [{name: a, method: eagle3, model: m, num_speculative_tokens: K}]\n"
+    )
+    file.write_text(text.replace("MODE", "pipelined").replace("K", "4"))
+    with pytest.raises(ConfigError, match=r"a has the method eagle3, .* set speculation.mode: lo"):
+        load_config(file)
+    for mode, number in (("lockstep", "4"), ("pipelined", "0")):
+        file.write_text(text.replace("MODE", mode).replace("K", number))
+        load_config(file)

@@ -20,6 +20,7 @@ from paceline.config import parse
 from paceline.errors import EnvironmentError_
 from paceline.verifier.probe import Device, Probe
 from tests.tiny import make_tiny_llama
+from tests.unit.drafter import checkpoints
 from tests.unit.wire import free_tcp_address
 
 CPU = Probe(
@@ -109,6 +110,32 @@ def test_a_target_that_is_not_there_ends_the_checks_of_models(tiny: Path) -> Non
         "fail", "target", "the model folder '/no/such/model' does not exist: check the path"
     )
     assert "drafter d" not in found and "KV cache" not in found
+
+
+def test_a_draft_on_the_target_s_states_is_told_thing_by_thing(tmp_path: Path) -> None:
+    target = checkpoints.target(tmp_path / "t")
+    path = checkpoints.block(tmp_path / "d", "dflash", "z-lab")
+    drafters = [draft(method="dflash", model=str(path), num_speculative_tokens=8)]
+    found = findings(target, drafters=drafters, target={"max_model_len": 512})
+    assert found["drafter d"].level == "ok"
+    assert found["drafter d, block size"].level == "fail"
+    assert found["drafter d, layers"].text == "takes what enters layers 1, 3, 5 of 6"
+    assert "drafter d, rows" not in found, "of what does not fit no costs are told"
+    drafters[0]["num_speculative_tokens"] = 7
+    found = findings(target, drafters=drafters)
+    assert {finding.level for finding in found.values()} == {"ok"}
+    assert "768 bytes for each token" in found["drafter d, rows"].text
+    drafters[0]["method"] = "dspark"
+    assert "is a draft for dflash" in findings(target, drafters=drafters)["drafter d"].text
+
+
+def test_mtp_without_a_model_is_looked_for_in_the_target(tmp_path: Path) -> None:
+    target = checkpoints.target(tmp_path / "t")
+    block = checkpoints.mtp(tmp_path / "b", "mimo")
+    (block / "model.safetensors").rename(target / "mtp.safetensors")
+    found = findings(target, drafters=[draft(method="mtp")])
+    assert found["drafter d"].text == "mtp, in the target's own checkpoint"
+    assert found["drafter d, layers"].text == "takes the target's last state"
 
 
 def test_a_drafter_that_does_not_fit_is_one_of_several(tiny: Path, tmp_path: Path) -> None:

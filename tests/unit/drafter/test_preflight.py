@@ -12,8 +12,9 @@ from paceline.cards import CARD_FILE, Card, card_text
 from paceline.drafter.build import build_draft_model
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.ngram import NgramDrafter
-from paceline.drafter.preflight import check_drafter, other_target
+from paceline.drafter.preflight import check_drafter, draft_remarks, other_target
 from paceline.errors import ConfigError, ModelError
+from tests.unit.drafter import checkpoints
 
 
 @pytest.fixture
@@ -135,3 +136,59 @@ def test_a_draft_for_another_target_is_told(
 def test_a_draft_without_a_card_is_for_any_target(tmp_path: Path) -> None:
     assert other_target(draft(folder(tmp_path / "d")), "t", "t", "float32") == ""
     assert other_target(DrafterConfig(name="n", method="ngram"), "t", "t", "float32") == ""
+
+
+def with_rows(path: Path | None, method: str = "dflash", **values: Any) -> DrafterConfig:
+    model = None if path is None else str(path)
+    return DrafterConfig(name="d", method=method, model=model, **values)
+
+
+def test_the_first_thing_that_is_wrong_with_a_draft_on_rows_ends_a_run(tmp_path: Path) -> None:
+    goal = str(checkpoints.target(tmp_path / "t"))
+    path = checkpoints.block(tmp_path / "d", "dflash", "z-lab")
+    check_drafter(with_rows(path), goal, "float32")
+    with pytest.raises(ModelError, match=r"^drafter d: num_speculative_tokens is 8, but a block"):
+        check_drafter(with_rows(path, num_speculative_tokens=8), goal, "float32")
+    check_drafter(with_rows(path), goal, "float32", max_model_len=513)
+    remarks = draft_remarks(with_rows(path), goal, "float32", max_model_len=513)
+    assert [remark.subject for remark in remarks if remark.level == "warn"] == ["context length"]
+
+
+def test_a_checkpoint_for_another_method_is_refused(tmp_path: Path) -> None:
+    goal = str(checkpoints.target(tmp_path / "t"))
+    path = checkpoints.block(tmp_path / "d", "dflash", "z-lab")
+    text = r"^drafter d: method is {}, but .* is a draft for dflash in the layout z-lab; set"
+    for config in (with_rows(path, "dspark"), draft(path)):
+        with pytest.raises(ConfigError, match=text.format(config.method)):
+            check_drafter(config, goal, "float32")
+
+
+def test_mtp_looks_in_the_target_s_own_checkpoint(tmp_path: Path) -> None:
+    goal = checkpoints.target(tmp_path / "t")
+    with pytest.raises(ConfigError, match="of the model family llama, has no MTP block"):
+        check_drafter(with_rows(None, "mtp"), str(goal), "float32")
+    block = checkpoints.mtp(tmp_path / "b", "mimo")
+    (block / "model.safetensors").rename(goal / "mtp.safetensors")
+    check_drafter(with_rows(None, "mtp"), str(goal), "float32")
+
+
+def test_a_hub_id_is_left_for_later(tmp_path: Path) -> None:
+    path = checkpoints.block(tmp_path / "d", "dflash", "z-lab")
+    for config, goal in (
+        (with_rows(path), "somebody/Target-1B"),
+        (with_rows(Path("somebody/draft")), str(checkpoints.target(tmp_path / "t"))),
+    ):
+        (remark,) = draft_remarks(config, goal, "float32")
+        assert (remark.level, "is a hub id" in remark.text) == ("warn", True)
+
+
+def test_the_target_of_a_speculators_draft_is_told(tmp_path: Path) -> None:
+    config = with_rows(checkpoints.eagle3(tmp_path / "d", "speculators"), "eagle3")
+    assert other_target(config, "somebody/Target-1B", "x", "float32") == ""
+    assert other_target(config, "somebody/Target-2B", "x", "float32") == "somebody/Target-1B"
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "dspark", "gemma4_mtp"])
+def test_a_method_with_a_draft_needs_one(method: str) -> None:
+    with pytest.raises(ValueError, match=f"^method {method} needs a model: "):
+        with_rows(None, method)
