@@ -218,6 +218,7 @@ class FakeDrafter:
                         # Seldom, since each is answered; whatever else it does, the verifier must
                         # not take it for dead.
                         dealer.send(Ping(incarnation=self._hello.incarnation, num_requests=0))
+                        unasked = list(self._ranks)
                         next_ping = time.monotonic() + 1
                     unasked = [rank for rank in unasked if not rank.send(self._rows_hello())]
                     done = said_hello and not unasked

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.errors import ConfigError
 from paceline.messages import RowNeeds
 from paceline.verifier.engine import GenerationRequest
+from paceline.verifier.environment import engine_environment
 from tests.engine.conftest import EngineHost, prompt, speculation, start_engine, tiny_target
 from tests.fakes import FakeDrafter, noisy, oracle_of
 from tests.rows import Collected, Reference, compare, is_complete
@@ -113,3 +115,57 @@ def test_a_drafter_that_needs_tokens_only_gets_no_rows(
     with FakeDrafter(engine.control, script, k=K, take_rows=collected.take):
         engine.generate(requests()[:2], concurrency=2)
     assert not collected.messages
+
+
+def test_half_the_precision_comes_as_it_is(
+    tiny_folder: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16 on two ranks: hidden states from the first one, keys and values from both."""
+    target = tiny_target(tiny_folder, dtype="bfloat16", tensor_parallel_size=2)
+    for name, value in engine_environment(target, str(run_folder)).items():
+        monkeypatch.setenv(name, value)
+    needs = RowNeeds(aux_layers=[1], final=True, kv_layers=[1])
+    collected = Collected()
+    host = start_engine(target, speculation(run_folder, "half", K, rows=needs), run_folder, "half")
+    try:
+        script = noisy(oracle_of([]), K, VOCAB_SIZE, p_wrong=0)
+        with FakeDrafter(host.control, script, k=K, needs=needs, take_rows=collected.take):
+            results = host.generate(requests()[:4], concurrency=4)
+            whole = [
+                (request.prompt_token_ids or []) + result["token_ids"]
+                for request, result in zip(requests(), results, strict=False)
+            ]
+            assert collected.wait(lambda: all_parts(collected, whole))
+    finally:
+        host.close()
+    assert {t.dtype for message in collected.messages for t in message.tensors} == {"bfloat16"}
+    assert {message.first_head for message in collected.messages} == {0, 1}
+    join_heads(collected)
+    compare(collected, whole, Reference(tiny_folder, torch.bfloat16), needs, 0.05)
+
+
+def all_parts(collected: Collected, whole: list[list[int]]) -> bool:
+    """Whether both ranks' last rows are here."""
+    last = [rows[max(rows)] for rows in collected.rows.values()]
+    return is_complete(collected, whole) and all(len(there) == 2 for there in last)
+
+
+def join_heads(collected: Collected) -> None:
+    """Makes of both ranks' parts whole rows, as a drafter does."""
+    for rows in collected.rows.values():
+        for position, there in rows.items():
+            first, second = sorted(there, key=lambda part: "final" not in part)
+            assert first.keys() == {"aux", "final", "key.1", "value.1"}
+            assert second.keys() == {"key.1", "value.1"}
+            joined = {name: torch.cat([first[name], second[name]]) for name in second}
+            rows[position] = [first | joined]
+
+
+def test_a_cache_that_cannot_be_read_is_refused_by_name(
+    tiny_folder: Path, run_folder: Path
+) -> None:
+    arguments = {"kv_cache_dtype": "fp8"}
+    target = tiny_target(tiny_folder, dtype="bfloat16", engine_args=arguments)
+    spec = speculation(run_folder, "fp8", K, rows=RowNeeds(kv_layers=[0]))
+    with pytest.raises(ConfigError, match="its cache is kept in fp8"):
+        start_engine(target, spec, run_folder, "fp8")

@@ -1,4 +1,4 @@
-"""Keys and values are found in whatever order a backend keeps them; what is not found is refused."""
+"""Keys and values are found in whatever order a backend keeps them, or else refused."""
 
 from __future__ import annotations
 
