@@ -32,6 +32,8 @@ class RowExporter:
         self._rank = rank
         self._readers: dict[int, KvReader] = {}
         self._first_head = 0
+        self.last_norm: Callable[[torch.Tensor], torch.Tensor] | None = None
+        """The target's, where ``export`` is given what comes before it."""
         self._copier = HostCopier(device)
         keys = CurveKeys.read(Path(settings.key_file)) if settings.key_file else None
         self.link = RowsLink(settings.rows.addresses[rank], rank, settings.transport, keys)
@@ -73,7 +75,8 @@ class RowExporter:
         Args:
             computed: All requests of the pass, in the batch's order.
             aux: The input of each of ``needs.aux_layers``, each [T or more, H].
-            final: The last norm's output, [T or more, H].
+            final: What the model returns, [T or more, H]: the last norm's output, or what
+                ``last_norm`` takes.
             input_ids: [T or more], integers.
             num_sampled: [R], integers: accepted drafts and the bonus token; 0 within a prompt.
             bonus: [R], integers: the last token that was sampled; anything within a prompt.
@@ -92,7 +95,8 @@ class RowExporter:
             if aux is not None and any(needs.aux_layers for needs in asked):
                 tensors["aux"] = pack(aux, rows)
             if any(needs.final for needs in asked):
-                tensors["final"] = pack([final], rows)
+                states = pack([final], rows)
+                tensors["final"] = states if self.last_norm is None else self.last_norm(states)
         wanted = {layer for needs in plan.drafters.values() for layer in needs.kv_layers}
         for layer in sorted(wanted & self._readers.keys()):
             chosen = pack([slots(layer).unsqueeze(1)], rows).squeeze(1)

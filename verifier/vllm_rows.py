@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,17 @@ def give_states_away(model: Any, layers: Sequence[int]) -> None:
             "this vLLM; use a draft that works from tokens or from the last hidden state"
         )
     model.set_aux_hidden_state_layers(tuple(layers))
+
+
+def late_norm(model: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Returns the last norm of a model that leaves it to its head; None for all others.
+
+    That is MiMo in vLLM 0.32 (``model_executor/models/mimo.py``, ``compute_logits``).
+    """
+    if type(model).__name__ != "MiMoForCausalLM":
+        return None
+    norm: Callable[[torch.Tensor], torch.Tensor] = model.model.norm
+    return norm
 
 
 def check_caches(vllm_config: VllmConfig) -> None:

@@ -45,6 +45,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner as V1Runner
 from paceline.verifier.vllm_rows import (
     computed_by,
     give_states_away,
+    late_norm,
     layer_names,
     learn_caches,
     make_exporter,
@@ -91,6 +92,8 @@ class _V1Hooks(V1Runner):
 
     def load_model(self, *arguments: Any, **named: Any) -> None:
         super().load_model(*arguments, **named)
+        if self.exporter is not None:
+            self.exporter.last_norm = late_norm(self.get_model())
         if self.exporter is not None and self.exporter.needs.aux_layers:
             give_states_away(self.get_model(), self.exporter.needs.aux_layers)
             self.use_aux_hidden_state_outputs = True
@@ -222,6 +225,8 @@ class _V2Hooks(V2Runner):
 
     def load_model(self, *arguments: Any, **named: Any) -> None:
         super().load_model(*arguments, **named)
+        if self.exporter is not None:
+            self.exporter.last_norm = late_norm(self.get_model())
         if self.exporter is not None and self.exporter.needs.aux_layers:
             give_states_away(self.get_model(), self.exporter.needs.aux_layers)
             self.use_aux_hidden_state_outputs = True
