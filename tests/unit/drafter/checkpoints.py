@@ -162,7 +162,8 @@ def mtp(folder: Path, layout: str) -> Path:
         own = {"pre_fc_norm_embedding": (H,), "pre_fc_norm_hidden": (H,), "norm": (H,)}
         own["fc"] = (H, 2 * H)
     else:
-        config |= {"architectures": ["DecoderForCausalLM"], "model_type": "deepseek_v3"}
+        family = "deepseek_v3" if layout == "deepseek-v3" else "glm4_moe"
+        config |= {"architectures": ["DecoderForCausalLM"], "model_type": family}
         prefix = inner = f"model.layers.{L}."
         own = {"enorm": (H,), "hnorm": (H,), "eh_proj": (H, 2 * H), "shared_head.norm": (H,)}
     shapes = {f"{prefix}{name}.weight": shape for name, shape in own.items()}
