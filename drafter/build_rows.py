@@ -19,7 +19,7 @@ from paceline.drafter.mtp import MtpDrafter
 from paceline.drafter.row_needs import row_needs
 from paceline.drafter.sequential import SequentialDrafter
 from paceline.drafter.target_parts import TargetParts, load_target_parts
-from paceline.errors import EnvironmentError_
+from paceline.errors import ConfigError, EnvironmentError_
 from paceline.messages import RowNeeds
 
 
@@ -74,13 +74,18 @@ def _load(
         return MtpDrafter(kind, draft, target, device, dtype)
     if kind.method == "dflash":
         return DFlashDrafter(draft, target, device, dtype)
-    assert kind.method == "dspark", "checked by needs_of"
+    assert kind.method == "dspark", "checked by _pair"
     return DSparkDrafter(draft, target, device, dtype)
 
 
 def _pair(
     config: DrafterConfig, target: str, target_dtype: str
 ) -> tuple[DraftKind, Checkpoint, Checkpoint]:
+    if config.method == "gemma4_mtp":
+        raise ConfigError(
+            f"drafter {config.name}: method gemma4_mtp is checked by the doctor, but not served "
+            "yet; use another method"
+        )
     whole = Checkpoint(_folder(target))
     if config.model is None:
         return kind_of(whole, config.method), whole, whole
