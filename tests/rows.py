@@ -98,6 +98,21 @@ def text_of(collected: Collected, handle: int, whole: list[list[int]]) -> list[i
     return text
 
 
+def expected_states(
+    reference: Reference, text: list[int], needs: RowNeeds
+) -> dict[str, torch.Tensor]:
+    """Returns what ``needs`` ask for, of every position of ``text``."""
+    states = reference.states(text)
+    expected = {}
+    if needs.aux_layers:
+        expected["aux"] = torch.cat([states[f"layer.{n}"] for n in needs.aux_layers], dim=1)
+    if needs.final:
+        expected["final"] = states["final"]
+    for layer in needs.kv_layers:
+        expected |= {name: states[name] for name in (f"key.{layer}", f"value.{layer}")}
+    return expected
+
+
 def compare(
     collected: Collected,
     whole: list[list[int]],
@@ -110,15 +125,7 @@ def compare(
     for handle, rows in collected.rows.items():
         text = text_of(collected, handle, whole)
         assert sorted(rows) == list(range(min(rows), len(text) - 1)), "rows are missing"
-        states = reference.states(text)
-        expected = {}
-        if needs.aux_layers:
-            layers = [states[f"layer.{layer}"] for layer in needs.aux_layers]
-            expected["aux"] = torch.cat(layers, dim=1)
-        if needs.final:
-            expected["final"] = states["final"]
-        for layer in needs.kv_layers:
-            expected |= {name: states[name] for name in (f"key.{layer}", f"value.{layer}")}
+        expected = expected_states(reference, text, needs)
         for position, there in rows.items():
             for row in there:
                 assert row.keys() == expected.keys()
@@ -126,4 +133,41 @@ def compare(
                     want = expected[name][position]
                     error = (tensor - want).abs().max() / want.abs().max().clamp(min=1)
                     worst = max(worst, float(error))
+    print(f"{sum(map(len, collected.rows.values()))} rows, worst error {worst:.1e}")
     assert worst <= tolerance, worst
+
+
+def distances(
+    collected: Collected, whole: list[list[int]], reference: Reference, needs: RowNeeds
+) -> dict[str, float]:
+    """Returns by tensor the root of the mean square error, relative to the values themselves."""
+    errors: dict[str, float] = {}
+    squares: dict[str, float] = {}
+    for handle, rows in collected.rows.items():
+        text = text_of(collected, handle, whole)
+        assert sorted(rows) == list(range(min(rows), len(text) - 1)), "rows are missing"
+        expected = expected_states(reference, text, needs)
+        for position, there in rows.items():
+            for row in there:
+                assert row.keys() == expected.keys()
+                for name, tensor in row.items():
+                    want = expected[name][position]
+                    error = float((tensor.float() - want).square().sum())
+                    errors[name] = errors.get(name, 0.0) + error
+                    squares[name] = squares.get(name, 0.0) + float(want.square().sum())
+    return {name: (errors[name] / squares[name]) ** 0.5 for name in errors}
+
+
+def from_model(
+    collected: Collected, whole: list[list[int]], model: Reference, needs: RowNeeds
+) -> Collected:
+    """Returns the same rows as ``model`` computes them."""
+    made = Collected()
+    made.tokens = collected.tokens
+    for handle, rows in collected.rows.items():
+        states = expected_states(model, text_of(collected, handle, whole), needs)
+        made.rows[handle] = {
+            position: [{name: tensor[position] for name, tensor in states.items()}]
+            for position in rows
+        }
+    return made
