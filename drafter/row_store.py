@@ -24,8 +24,6 @@ class RowStore:
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()
         self.num_bytes = 0
         """Of all that is kept."""
-        self.evicted: list[bytes] = []
-        """Hashes of what was dropped for want of room, until somebody takes them."""
 
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._blocks
@@ -48,14 +46,12 @@ class RowStore:
         self._blocks[block_hash] = {name: tensor.clone() for name, tensor in block.items()}
         self.num_bytes += size
         while self.num_bytes > self._max_bytes:
-            oldest, dropped = self._blocks.popitem(last=False)
+            _, dropped = self._blocks.popitem(last=False)
             self.num_bytes -= _num_bytes(dropped)
-            self.evicted.append(oldest)
 
     def clear(self) -> None:
         """Drops everything: the target computes something else from now on."""
         self._blocks.clear()
-        self.evicted.clear()
         self.num_bytes = 0
 
 
